@@ -1,0 +1,5 @@
+"""`python -m omnicli`."""
+
+from omnicli.cli import main
+
+main()

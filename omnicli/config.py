@@ -1,0 +1,110 @@
+"""The one configuration object: built by the command line, passed down, kept in the run folder."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from omnicli.errors import UserError
+
+Command = Literal["transcribe", "respond", "say"]
+SAY = ("summary", "reply", "translation", "transcript", "prompt")
+SUMMARY_METHODS = ("auto", "extractive", "generated")
+CHANNELS = ("mix", "left", "right", "split")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySpec:
+    """A token policy by name, with its options."""
+
+    name: str = "greedy"
+    options: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoice:
+    """Which model, and where it runs."""
+
+    model: str = "embedded"
+    asr_model: str | None = None
+    llm_model: str | None = None
+    voice: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    cache: Path | None = None  # where embedded and converted models lie
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, DTYPES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder:
+    """A checkpoint in its canonical layout."""
+
+    name: str
+    folder: Path
+    digest: str  # of the weights; part of what results depend on
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.digest}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is to be made of each recording; a manifest line may override some of it."""
+
+    command: Command
+    language: str | None = None
+    task: Literal["transcribe", "translate"] = "transcribe"
+    channels: str = "mix"
+    say: str = "summary"
+    prompt: str | None = None
+    summary_method: str = "auto"
+    max_new_tokens: int = 160
+    speak: bool = True
+    speaking_rate: float = 1.0  # 1 is the voice's own; 2 is twice as fast
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _one_of("say", self.say, SAY)
+        _one_of("summary method", self.summary_method, SUMMARY_METHODS)
+        _one_of("channels", self.channels, CHANNELS)
+        if not 0.25 <= self.speaking_rate <= 4:
+            raise UserError(f"the speaking rate is {self.speaking_rate}", hint="from 0.25 to 4")
+        if self.max_new_tokens < 1:
+            raise UserError("at least one new token is needed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much runs together."""
+
+    max_rows: int = 64  # cap on the rows of a batch
+    batch_bytes: int = 1 << 30  # activations and caches of one batch
+    held_bytes: int = 1 << 30  # products that wait between stages; beyond, they wait on disk
+    wave_s: float = 3600.0  # audio seconds that pass the stages together
+    wave_items: int = 2000
+    workers: int = 2  # threads that decode audio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Everything that decides what a run computes, and where it goes."""
+
+    inputs: tuple[str, ...]
+    output_dir: Path
+    task: Task
+    models: ModelChoice
+    limits: Limits = field(default_factory=Limits)
+    writers: tuple[str, ...] = ("txt", "json")
+    schedule: str = "stages"
+    retry_failed: bool = False
+    overwrite: bool = False
+    files_from: tuple[str, ...] = ()
+    audio_root: Path | None = None
+    recursive: bool = True
+
+
+def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"no {what} named {value!r}", hint=f"one of: {', '.join(known)}")

@@ -1,0 +1,1 @@
+"""Stages, networks and caches: everything that computes."""

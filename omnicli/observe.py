@@ -1,0 +1,63 @@
+"""The only clock, and the events of a run.
+
+An event is one line of `events.jsonl` and is shown to whoever listens (progress, tests).
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+Fact = str | int | float | None
+Event = dict[str, Fact]
+Listener = Callable[[Event], None]
+
+
+def now_iso() -> str:
+    """The time of day, RFC 3339 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def clock_s() -> float:
+    """Seconds of a clock that never goes back."""
+    return time.perf_counter()
+
+
+class Observer:
+    """Appends events to a file and passes them on."""
+
+    def __init__(self, path: Path | None, listeners: tuple[Listener, ...] = ()) -> None:
+        self._file = path.open("a", encoding="utf-8") if path else None
+        self._listeners = listeners
+
+    def emit(self, event: str, **facts: Fact) -> None:
+        """Record an event now."""
+        self._send({"event": event, "ts": now_iso(), **facts})
+
+    @contextmanager
+    def span(self, event: str, **facts: Fact) -> Iterator[Event]:
+        """Time a block; what the block adds to the dict is written with it."""
+        start_s = clock_s()
+        line: Event = {"event": event, "ts": now_iso(), **facts}
+        try:
+            yield line
+        finally:
+            line["wall_s"] = round(clock_s() - start_s, 6)
+            self._send(line)
+
+    def _send(self, line: Event) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
+        for listener in self._listeners:
+            listener(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()

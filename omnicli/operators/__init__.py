@@ -1,0 +1,1 @@
+"""Functions of tensors; no class of ours goes in or out."""

@@ -1,0 +1,1 @@
+"""How stages follow each other: one file each, `run(wave, ...)`."""

@@ -1,0 +1,1 @@
+"""How autoregressive rows advance: one file each, `run(...)`."""

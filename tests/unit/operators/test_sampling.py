@@ -1,0 +1,21 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omnicli.operators.sampling import inverse_cdf
+
+
+def test_frequencies_are_the_probabilities():
+    torch.manual_seed(0)
+    logits = torch.tensor([2.0, 0.0, -1.0, 1.0, float("-inf")])
+    draws = 40_000
+    chosen = inverse_cdf(logits.expand(draws, -1), torch.rand(draws))
+    found = torch.bincount(chosen, minlength=5) / draws
+    torch.testing.assert_close(found, logits.softmax(0), atol=0.01, rtol=0)
+
+
+@given(st.integers(0, 1 << 30), st.floats(0, 1, exclude_max=True, width=32))
+def test_a_token_of_probability_zero_is_never_chosen(seed, uniform):
+    logits = torch.randn(1, 9, generator=torch.Generator().manual_seed(seed)) * 5
+    logits[0, ::2] = float("-inf")
+    assert int(inverse_cdf(logits, torch.tensor([uniform]))) % 2 == 1
