@@ -1,5 +1,7 @@
 """A plug-in is a file: its name is the file's name, its value is one object inside.
 
+A family that is too large for a file is a folder.
+
     kind       folder                            object
     family     omnicli/execution/families/       `load(config, cache) -> Family`
     handover   omnicli/scheduling/handover/      `run(wave, stages, driver) -> None`
@@ -34,9 +36,11 @@ def names(kind: Kind) -> tuple[str, ...]:
     """Names of all plug-ins of a kind; imports none of them."""
     spec = find_spec(_HOME[kind][0])
     assert spec is not None and spec.submodule_search_locations is not None
-    files = [p for place in spec.submodule_search_locations for p in Path(place).glob("*.py")]
+    places = [Path(place) for place in spec.submodule_search_locations]
+    files = {path.stem for place in places for path in place.glob("*.py")}
+    folders = {path.parent.name for place in places for path in place.glob("*/__init__.py")}
     outside = entry_points(group=f"omnicli.{kind}").names
-    return tuple(sorted({p.stem for p in files if not p.stem.startswith("_")} | outside))
+    return tuple(sorted({n for n in files | folders if not n.startswith("_")} | outside))
 
 
 def load(kind: Kind, name: str) -> Any:

@@ -117,6 +117,7 @@ class StageSpec:
     edge: Callable[[int], int] = itself
     row_bytes: Callable[[int], int] = one_unit
     audio_s: Callable[[Any], float] | None = None  # seconds of sound in an item, for progress
+    forecast: Callable[[float], Sequence[int]] | None = None  # seconds heard -> likely lengths
     seed: Callable[[Any], int] | None = None
     max_rows: int = 64
     fill_rows: int = 4  # a batch is filled to a multiple of this; 1 where the stage regroups rows

@@ -32,9 +32,13 @@ class Driver:
 
 def ticket_of(spec: StageSpec, key: ItemKey, item: Any) -> Ticket:
     """Measure an item."""
-    length = max(1, spec.length(item))
+    return measured(spec, key, spec.length(item), spec.audio_s(item) if spec.audio_s else 0.0)
+
+
+def measured(spec: StageSpec, key: ItemKey, length: int, audio_s: float) -> Ticket:
+    """A ticket for an item of that length."""
+    length = max(1, length)
     edge = max(length, spec.edge(length))
-    audio_s = spec.audio_s(item) if spec.audio_s else 0.0
     return Ticket(key, length, edge, spec.row_bytes(edge), audio_s)
 
 

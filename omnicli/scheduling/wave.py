@@ -16,9 +16,7 @@ class Member:
 
     request: Request
     inputs: Inputs = field(default_factory=Inputs)
-    timings: dict[str, float] = field(
-        default_factory=dict
-    )  # stage -> s, its share
+    timings: dict[str, float] = field(default_factory=dict)  # stage -> s, its share
     failure: Failure | None = None
     needs: frozenset[str] = frozenset()  # stages that must run for it
 

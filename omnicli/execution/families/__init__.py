@@ -1,0 +1,1 @@
+"""Model families: one file each, `load(settings) -> Family`; no family knows another."""
