@@ -38,7 +38,7 @@ class Recording:
     seed: int = 0
     pace: float = 1.0  # 1.2 is slower
     pitch: float = 1.0  # 1.1 is higher, and faster too
-    chance: float = 2 / 3  # how freely the voice speaks; this much is its own
+    freedom: float = 2 / 3  # how freely the voice speaks; this much is its own
     level: float = 0.5  # peak
     noise_db: float | None = None  # below the peak
     hum: bool = False
@@ -94,11 +94,12 @@ RECORDINGS = (
     ),
     Recording(
         name="station-spanish",
-        said="Buenos días. {0.2} La mesa está lista. {0.2} Nos vemos mañana en la estación. {0.2}"
-        "Adiós.",
-        seed=7,
+        said="Hola, buenos días. {0.2} No tengo tiempo esta semana. {0.2}"
+        "Estamos en la estación. {0.2} Adiós.",
+        seed=4,
         pace=1.1,
-        chance=0.3,
+        pitch=1.2,
+        freedom=0.3,
         language="es-419",
     ),
     Recording(name="empty-room", said="{3.5}", seed=61, noise_db=58),
@@ -153,8 +154,8 @@ def speak(voice: PiperVoice, recording: Recording) -> Tensor:
     """The words, one sentence or pause after the other: [T] at VOICE_HZ."""
     style = SynthesisConfig(
         length_scale=recording.pace,
-        noise_scale=recording.chance,
-        noise_w_scale=1.2 * recording.chance,
+        noise_scale=recording.freedom,
+        noise_w_scale=1.2 * recording.freedom,
         normalize_audio=False,
     )
     abroad = not recording.language.startswith("en")

@@ -95,6 +95,7 @@ def test_texts_and_scores_are_the_same_alone_and_in_company(recogniser, speech):
     clips["noise"] = 0.1 * noise
     together = recognise(recogniser, clips)
     for name in ("dentist-moved", "yes-please", "noise", "train-question"):
-        assert recognise(recogniser, {name: clips[name]})[name, "transcript"] == (
-            together[name, "transcript"]
+        assert (
+            recognise(recogniser, {name: clips[name]})[name, "transcript"]
+            == (together[name, "transcript"])
         )

@@ -39,7 +39,7 @@ UNIT_WORDS, UNIT_CHARS = 45, 300  # longer stretches without a full stop are cut
 UNIT_TOKENS = 96  # of a unit that are read
 PART_TOKENS = 512  # of transcript that are ranked together
 LOGIT_ROWS = 256  # positions whose logits are in memory at once
-USUAL_PICKS, MOST_PICKS = 5, 12
+FEWEST_PICKS, USUAL_PICKS, MOST_PICKS = 2, 5, 12
 SHARE = 3  # one sentence in three is picked
 DEPTH = 2 / 3  # of the network, for the hidden states
 
@@ -154,13 +154,13 @@ def _part_borders(lengths: Sequence[int], most: int) -> list[int]:
 
 
 def picks(units: int, parts: int = 1) -> int:
-    """How many sentences make a summary: of one or two all, else about a third, bounded.
+    """How many sentences make a summary: of one or two all, else about a third, two at least.
 
     Long recordings get one for each part of their text and a few more.
     """
     if units <= 2:
         return units
-    usual = min(USUAL_PICKS, round(units / SHARE))
+    usual = min(USUAL_PICKS, max(FEWEST_PICKS, round(units / SHARE)))
     return usual if parts == 1 else min(MOST_PICKS, max(usual, USUAL_PICKS - 1 + parts))
 
 

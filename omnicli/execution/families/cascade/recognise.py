@@ -352,7 +352,7 @@ class Recogniser:
             source_channels=heard.source_channels,
             scores=_scores(chosen),
             finish_reason="length" if any(t.problem == "runaway" for t in chosen) else "stop",
-            warnings=heard.warnings + _warnings(chosen, heard),
+            warnings=heard.warnings + _warnings(chosen, heard) + _doubts(foreign if own else ()),
         )
 
 
@@ -395,6 +395,12 @@ def _scores(thoughts: Sequence[Thought]) -> dict[str, float | str]:
         "temperature": max(t.temperature for t in thoughts),
         "window": windows.pop() if len(windows) == 1 else "mixed",
     }
+
+
+def _doubts(translations: Sequence[Thought]) -> tuple[str, ...]:
+    """Translations that are not to be trusted."""
+    found = sorted({t.problem for t in translations if t.problem in _UNSOUND})
+    return tuple(f"suspect_translation: {problem}" for problem in found)
 
 
 def _warnings(thoughts: Sequence[Thought], heard: Heard) -> tuple[str, ...]:

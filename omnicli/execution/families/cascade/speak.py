@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from omnicli.config import ModelFolder
 from omnicli.data import Answer, Failure, Inputs, Product, Request, Speech, Waveform
 from omnicli.errors import RequestError, UserError
+from omnicli.execution.heap import keep_freed_memory
 from omnicli.execution.nets.vits import (
     Span,
     Talker,
@@ -44,8 +45,10 @@ FRAMES_PER_ID = 2.2  # usual, pads counted; for estimates
 MAX_ID_S = 1.0  # a phoneme longer than this is cut to it
 MAX_MEAN_FRAMES = 10  # per id; more is a runaway
 SLACK_FRAMES = 100
-# So many rows, or a multiple, give each row the same bits whoever else is there (measured).
-TEXT_ROWS, FLOW_ROWS = 4, 2
+# An even number of rows whose length is a multiple of 16 gives each row the same bits, whoever
+# else is there: oneDNN takes other kernels for one row, and torch's exp and gelu other ones for
+# what is left of 32 numbers.
+EVEN, STEP = 2, 16
 FLOW_FRAMES = {"cpu": 2048, "cuda": 65_536}  # that pass the flow in one call
 # On a CPU for its second-level cache: the widest layer of a window takes 0.5 MiB in bfloat16.
 CHUNK_FRAMES = {"cpu": 32, "cuda": 256}
@@ -187,10 +190,15 @@ def _spelled(
         yield text, ids[:MAX_IDS], pause_s if i == len(found) - 1 else SENTENCE_PAUSE_S
 
 
-def edge_of(length: int) -> int:
-    """What a length is padded to: a multiple of an eighth of the power of two below it."""
-    step = max(8, 1 << max(0, (length - 1).bit_length() - 4))
+def edge_of(length: int, parts: int = 8) -> int:
+    """What a length is padded to: up to the next power of two in that many steps."""
+    step = max(STEP, (1 << (length - 1).bit_length()) // 2 // parts)
     return -(-length // step) * step
+
+
+def coarse_edge(length: int) -> int:
+    """What a batch is chosen by: the stage itself makes groups of one `edge_of` from its rows."""
+    return edge_of(length, parts=2)
 
 
 # -- talk
@@ -223,7 +231,7 @@ class Talk(MapStage[Utterance]):
         left = [i for i in range(len(items)) if i not in made]
         frames = [d.frames for i in left if isinstance(d := drawn[i], _Drawn)]
         for edge, rows in _by_edge(len(f) for f in frames):
-            for some in _slices(rows, max(FLOW_ROWS, FLOW_FRAMES[self._device.type] // edge)):
+            for some in _slices(rows, max(EVEN, FLOW_FRAMES[self._device.type] // edge)):
                 owners = [items[left[r]] for r in some]
                 latents = self._flow([frames[r] for r in some], owners, edge)
                 for r, owner, made_of in zip(some, owners, latents, strict=True):
@@ -232,7 +240,7 @@ class Talk(MapStage[Utterance]):
 
     def _draw(self, items: Sequence[Utterance], edge: int) -> list[_Drawn | Failure]:
         """Rows of one edge through text encoder and durations."""
-        rows = _filled(items, TEXT_ROWS)
+        rows = _filled(items)
         noise = [_Noise(u.seed) for u in rows]
         ids, lengths = pad_to([torch.tensor(u.ids) for u in rows], edge)
         first, _ = pad_to([n.draw(len(u.ids), 2) for n, u in zip(noise, rows, strict=True)], edge)
@@ -279,8 +287,8 @@ class Talk(MapStage[Utterance]):
         self, frames: Sequence[Tensor], owners: Sequence[Utterance], edge: int
     ) -> list[Tensor]:
         """Rows [F, C] of one edge through the flow, to latents [F, C] on the CPU."""
-        z, lengths = pad_to(_filled(frames, FLOW_ROWS), edge)
-        speakers = speaker_rows(self._net.emb_g, [u.speaker for u in _filled(owners, FLOW_ROWS)])
+        z, lengths = pad_to(_filled(frames), edge)
+        speakers = speaker_rows(self._net.emb_g, [u.speaker for u in _filled(owners)])
         latents = self._net.flow(z, _mask(lengths.cpu(), edge).to(self._device), speakers)
         return unpad(latents[: len(frames)].cpu(), [len(f) for f in frames])
 
@@ -301,8 +309,8 @@ def _mask(lengths: Tensor, edge: int) -> Tensor:
     return (torch.arange(edge) < lengths[:, None]).float()[..., None]
 
 
-def _filled(rows: Sequence[T], multiple: int) -> list[T]:
-    return [*rows, *[rows[-1]] * (-len(rows) % multiple)]
+def _filled(rows: Sequence[T]) -> list[T]:
+    return [*rows, *[rows[-1]] * (-len(rows) % EVEN)]
 
 
 def _by_edge(lengths: Iterable[int]) -> list[tuple[int, list[int]]]:
@@ -438,7 +446,7 @@ def talk_spec(model: ModelFolder, settings: Settings) -> StageSpec:
         split=split,
         open=opened,
         length=_id_count,
-        edge=edge_of,
+        edge=coarse_edge,
         row_bytes=_talk_bytes(voice.config),
         audio_s=lambda item: len(item.ids) * id_s,
         fill_rows=1,
@@ -466,6 +474,7 @@ def vocode_spec(model: ModelFolder, settings: Settings) -> StageSpec:
 
     @contextmanager
     def opened() -> Iterator[Vocode]:
+        keep_freed_memory()
         yield Vocode(load_voice(voice.folder, voice.config, dtype, device), voice, device)
 
     return StageSpec(

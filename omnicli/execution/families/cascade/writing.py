@@ -1,4 +1,4 @@
-"""The stage `write`: a language model continues a prompt, for replies, prompts and free summaries."""
+"""The stage `write`: a language model continues a prompt: replies, prompts, free summaries."""
 
 import re
 from collections.abc import Sequence

@@ -1,0 +1,33 @@
+"""The word guard: what a free summary may not do."""
+
+import pytest
+
+from omnicli.execution.families.cascade.guard import faithful
+
+CALL = "Hello, this is Karen. Your appointment on Tuesday was moved to Thursday at 10:30. I am home after five."
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        "Karen says that the appointment was moved to Thursday.",
+        "The appointment is moved from Tuesday to Thursday at 10:30.",
+        "She is home after 5.",
+    ],
+)
+def test_words_of_the_transcript_pass(summary):
+    assert faithful(summary, CALL)
+
+
+@pytest.mark.parametrize(
+    ("summary", "why"),
+    [
+        ("The appointment was moved to Friday.", "a day that was never said"),
+        ("The appointment is at 11:30.", "another number"),
+        ("Susan moved the appointment.", "a name"),
+        ("Karen is sorry for the loss.", "an invention"),
+        ("Karen is not home after five.", "a negation that nobody said"),
+    ],
+)
+def test_what_is_foreign_does_not(summary, why):
+    assert not faithful(summary, CALL), why
