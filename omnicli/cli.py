@@ -423,13 +423,11 @@ def _prompt(prompt: str | None, path: Path | None) -> str | None:
 
 
 def _writers(command: Command, formats: str) -> tuple[str, ...]:
+    known = [n for n in plugins.names("writer") if n not in SPEECH_WRITERS["respond"]]
     names = tuple(dict.fromkeys(name.strip() for name in formats.split(",") if name.strip()))
-    if "all" in names:
-        names = ("txt", "json", "srt", "vtt", "tsv")
-    for name in names:
-        if name in SPEECH_WRITERS["respond"] or name not in plugins.names("writer"):
-            plugins.load("writer", name if name not in SPEECH_WRITERS["respond"] else f"{name}?")
-    return names + SPEECH_WRITERS[command]
+    for name in set(names) - {"all", *known}:
+        raise UserError(f"no output format {name!r}", hint=f"all, or some of: {', '.join(known)}")
+    return (tuple(known) if "all" in names else names) + SPEECH_WRITERS[command]
 
 
 def _models(

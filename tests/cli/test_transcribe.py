@@ -156,7 +156,7 @@ def test_an_interrupted_run_goes_on_to_the_same_result(omni, inbox, read, tmp_pa
 
 @pytest.mark.parametrize("after", [1, 3])
 def test_a_killed_run_goes_on_to_the_same_result(omni, inbox, read, tmp_path, after, model_cache):
-    """kill -9 as soon as so many batches are done; one recording a wave, so that some are finished."""
+    """kill -9 as soon as so many batches are done."""
     whole, out = tmp_path / "whole", tmp_path / "out"
     assert omni("transcribe", inbox, "-o", whole).code == 0
     environment = os.environ | {"OMNI_CACHE": str(model_cache)}

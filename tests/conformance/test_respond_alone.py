@@ -13,9 +13,9 @@ from omnicli.scheduling.policies.greedy import Greedy
 TEXTS = (
     "Hello, this is Karen from the dental office. Your appointment on Tuesday has been moved to "
     "Thursday. Please bring your insurance card. Call us back if that does not suit you.",
-    "Does the train to Boston leave from platform four or from platform nine? I have to know today.",
+    "Does the train to Boston leave from platform four or from platform nine? I must know it.",
     "The heating has been cold since Saturday. My sister can open the door. Please send somebody.",
-    "Note for Monday. The window is 94 centimeters wide. Order the glass from Peterson. Ask for May.",
+    "Note for Monday. The window is 94 centimeters wide. Order the glass from Peterson today.",
     "Yes, please.",
 )
 

@@ -1,4 +1,7 @@
-"""Language models against transformers, in float32: logits within 1e-3 (2e-4 on tiny ones), greedy tokens equal."""
+"""Language models against transformers, in float32.
+
+Logits within 1e-3 (2e-4 on tiny networks), greedy tokens equal.
+"""
 
 import pytest
 import torch

@@ -1,6 +1,7 @@
 """Whisper on the embedded weights against transformers, in float32.
 
-Tolerances: encoder 2e-3 (its outputs reach 30), decoder logits 2e-3 (they reach 45); greedy tokens equal.
+Tolerances: encoder 2e-3 (its outputs reach 30), decoder logits 2e-3 (they reach 45); greedy tokens
+equal.
 """
 
 import pytest

@@ -4,7 +4,10 @@ import pytest
 
 from omnicli.execution.families.cascade.guard import faithful
 
-CALL = "Hello, this is Karen. Your appointment on Tuesday was moved to Thursday at 10:30. I am home after five."
+CALL = (
+    "Hello, this is Karen. Your appointment on Tuesday was moved to Thursday at 10:30. "
+    "I am home after five."
+)
 
 
 @pytest.mark.parametrize(
