@@ -18,7 +18,7 @@ from omnicli.operators.ragged import pad_to
 from omnicli.operators.timestamps import begin_with_timestamp, timestamp_rules
 
 WINDOW_S = 30.0
-MARGIN_S = 1.0  # silence after a clip: with half a second, one clip in four looped
+MARGIN_S = 1.5  # silence after a clip: with half a second, one clip in four looped
 FRAME_SAMPLES = 2 * HOP_SAMPLES  # one encoder frame
 ENCODER_FRAMES_PER_S = FRAMES_PER_S // 2  # 50
 ENCODE_STEP_FRAMES = 32
@@ -36,6 +36,7 @@ MIN_TOKENS, TOKENS_PER_S = 24, 20  # more tokens than anyone speaks: beyond that
 MAX_COMPRESSION_RATIO = 2.4
 MIN_AVG_LOGPROB = -1.0
 MAX_NO_SPEECH_PROB = 0.6
+DOUBLED_WORDS = 3  # that are said twice: people do it too, so only the short window is doubted
 MAX_UNCOVERED_S = 2.0  # speech left over after the last timestamp
 
 
@@ -278,6 +279,13 @@ def compression_ratio(text: str) -> float:
     return len(raw) / len(zlib.compress(raw)) if raw else 0.0
 
 
+def doubled(text: str) -> bool:
+    """Whether a text says the same twice: what a short window does before it loops."""
+    words = [word.strip(".,;:!?-").casefold() for word in text.split()]
+    half = len(words) // 2
+    return half >= DOUBLED_WORDS and len(words) % 2 == 0 and words[:half] == words[half:]
+
+
 def problem_of(thought: Thought, clip: AudioClip) -> str:
     """Why a text is not to be trusted; empty if it is."""
     if thought.finish_reason == "length":
@@ -286,5 +294,7 @@ def problem_of(thought: Thought, clip: AudioClip) -> str:
         return "repetition"
     if thought.avg_logprob < MIN_AVG_LOGPROB:
         return "low_score"
+    if thought.window == "short" and doubled(thought.text):
+        return "doubled"
     covered_s = thought.segments[-1].end_s - clip.start_s if thought.segments else 0.0
     return "uncovered" if clip.duration_s - covered_s > MAX_UNCOVERED_S else ""

@@ -64,7 +64,7 @@ class Round:
 _UNSOUND = frozenset({"runaway", "repetition", "low_score"})
 ROUNDS = (
     Round(name="transcribe", window="short"),
-    Round(name="transcribe.full", window="full", cures=_UNSOUND | {"uncovered"}),
+    Round(name="transcribe.full", window="full", cures=_UNSOUND | {"doubled", "uncovered"}),
     *(
         Round(name=f"transcribe.t{round(10 * t)}", window="full", temperature=t, cures=_UNSOUND)
         for t in TEMPERATURES
