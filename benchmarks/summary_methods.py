@@ -5,8 +5,8 @@
 MODEL_FOLDER is a language model in the canonical layout (`omni models path`). The set,
 `summary_set.jsonl`, has voice messages, calls, dictated notes, meetings and bits of lectures,
 written for this purpose, with the sentences marked that a summary must have. Every way picks as
-many sentences as `omni` would; precision is the share of the picked ones that are marked, recall the
-share of the marked ones that are picked, both averaged over the texts. The last line is JSON.
+many sentences as `omni` would; precision is the share of the picked ones that are marked, recall
+the share of the marked ones that are picked, both averaged over the texts. The last line is JSON.
 """
 
 import argparse

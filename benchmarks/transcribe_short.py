@@ -1,11 +1,11 @@
-"""Clips per second: omni against faster-whisper, int8, one file after another, on the same weights.
+"""Clips per second: omni against faster-whisper, int8, file by file, on the same weights.
 
-Both decode the same files with the same language, greedily and with timestamps, in one process each,
-in turn; imports and loading are not counted in either. Words are compared with the references after
-Whisper's normaliser; with `--exact` the share of words that differ from full-window float32 decoding
-stands beside them.
+Both decode the same files with the same language, greedily and with timestamps, each in a process
+of its own, in turn; imports and loading are counted in neither. Words are compared with the
+references after Whisper's normaliser; with `--exact` the share of words that differ from
+full-window float32 decoding stands beside them.
 
-    python benchmarks/transcribe_short.py ../shared/audio/recordings.jsonl --seconds 600
+    python benchmarks/transcribe_short.py recordings.jsonl --peer-model CT2_FOLDER
 
 The last line is one JSON document.
 """

@@ -368,14 +368,16 @@ class Job:
     def _outcome(self, member: Member, due: Due) -> Outcome:
         transcript = member.inputs.one("transcript", Transcript)
         answer = member.inputs.one("answer", Answer)
-        words = (transcript.text if transcript else "") + (answer.text if answer else "")
+        waveform = member.inputs.one("vocode", Waveform)
+        says = self.config.task.command == "say"
+        made = waveform is not None if says else bool(transcript and transcript.text)
         return Outcome(
             request=member.request,
-            status="failed" if member.failure else "ok" if words else "empty",
+            status="failed" if member.failure else "ok" if made else "empty",
             stem=Path(due.stem),
             transcript=transcript,
             answer=answer,
-            waveform=member.inputs.one("vocode", Waveform),
+            waveform=waveform,
             failure=member.failure,
             timings=member.timings,
             models=self.family.models,

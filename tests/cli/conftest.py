@@ -58,3 +58,9 @@ def read():
         return {row["id"]: row for row in rows}
 
     return lines
+
+
+@pytest.fixture
+def demo():
+    """The demo's manifest."""
+    return DEMO.parent / "demo.jsonl"

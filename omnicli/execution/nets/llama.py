@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from omnicli.errors import UserError
 from omnicli.execution.kv_cache import KVCache
-from omnicli.execution.weights import load_into
+from omnicli.execution.weights import hollow, load_into
 from omnicli.operators.attention import attend, causal_mask
 from omnicli.operators.norm import rms_norm
 from omnicli.operators.rope import Llama3Scaling, frequencies, rotate, scale_llama3, turns
@@ -273,7 +273,7 @@ class Llama(nn.Module):
 def load_llama(folder: Path, *, dtype: torch.dtype, device: torch.device | str) -> Llama:
     """The network of a Hugging Face folder with its weights."""
     config = read_config(folder)
-    with torch.device("meta"):
+    with hollow():
         net = Llama(config)
     ignore = ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if config.tied else ()))
     load_into(net, folder, dtype=dtype, device=device, ignore=ignore, rename=_rename)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from omnicli.execution.weights import load_into
+from omnicli.execution.weights import hollow, load_into
 from omnicli.operators.speech_regions import WINDOW_SAMPLES
 
 CONTEXT_SAMPLES = 64  # of the window before, heard again
@@ -76,7 +76,7 @@ class SileroVad(nn.Module):
 
 def load_vad(folder: Path, *, device: torch.device | str = "cpu") -> SileroVad:
     """The detector from a folder with `model.safetensors`."""
-    with torch.device("meta"):
+    with hollow():
         net = SileroVad()
     load_into(net, folder, dtype=torch.float32, device=device, rename=our_name)
     net.lstm.flatten_parameters()  # cuDNN wants them in one piece

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from omnicli.errors import UserError
 from omnicli.execution.kv_cache import KVCache
-from omnicli.execution.weights import load_into
+from omnicli.execution.weights import hollow, load_into
 from omnicli.operators.attention import attend, attend_all, causal_mask
 
 
@@ -205,7 +205,7 @@ class Decoder(nn.Module):
 
 def load_encoder(folder: Path, *, dtype: torch.dtype, device: str) -> Encoder:
     """The encoder of a checkpoint in Hugging Face's layout."""
-    with torch.device("meta"):
+    with hollow():
         net = Encoder(WhisperConfig.read(folder))
     _load(net, folder, "encoder", "decoder", dtype, device)
     return net
@@ -213,7 +213,7 @@ def load_encoder(folder: Path, *, dtype: torch.dtype, device: str) -> Encoder:
 
 def load_decoder(folder: Path, *, dtype: torch.dtype, device: str) -> Decoder:
     """The decoder of a checkpoint in Hugging Face's layout."""
-    with torch.device("meta"):
+    with hollow():
         net = Decoder(WhisperConfig.read(folder))
     _load(net, folder, "decoder", "encoder", dtype, device)
     return net

@@ -302,8 +302,13 @@ class Recogniser:
         if self.task.command == "transcribe":
             return [self.task.task]
         say = request.say or ("prompt" if request.prompt else self.task.say)
-        spoken = self.voice_language == "en" and say != "transcript"
-        return ["transcribe", "translate"] if spoken or say == "translation" else ["transcribe"]
+        return ["transcribe", "translate"] if self._translates(say) else ["transcribe"]
+
+    def _translates(self, say: str) -> bool:
+        """Whether an answer about a foreign recording is made from its English translation."""
+        if self.task.command != "respond":
+            return False
+        return say == "translation" or (self.voice_language == "en" and say != "transcript")
 
     def _decode_bytes(self, frames: int) -> int:
         """Caches and logits of one row."""
@@ -325,8 +330,8 @@ class Recogniser:
     def _settings(self) -> str:
         """Whatever decides a transcript besides the recording and its line."""
         task = self.task
-        say = (self.voice_language, task.say) if task.command == "respond" else ()
-        parts = (self.model, task.task, task.language, task.channels, task.seed, *say)
+        translates = self._translates(task.say)
+        parts = (self.model, task.task, task.language, task.channels, task.seed, translates)
         return " ".join(map(str, (*parts, self.listening)))
 
     def _join(self, request: Request, inputs: Inputs, parts: Sequence[object]) -> Transcript:
