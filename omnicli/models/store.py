@@ -126,7 +126,7 @@ def _publish(folder: Path, model: Canonical, blank: Manifest, *, progress: bool)
         desc=f"converting {blank.name}",
         unit="B",
         unit_scale=True,
-        disable=not (progress and total),
+        disable=None if progress and total else True,
     ) as bar:
         return folders.publish(folder, model, blank, bar.update)
 

