@@ -17,8 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from omnicli.errors import RequestError, RunError
-from omnicli.io import audio
-from omnicli.io.audio import decode, probe
+from omnicli.io.audio import decode, probe, sndfile, takes
 
 RATE_HZ = 16_000
 
@@ -219,16 +218,16 @@ def test_a_selection_reads_no_more_than_it_needs(tmp_path, monkeypatch):
     path = tmp_path / "long.wav"
     soundfile.write(path, noise(60), RATE_HZ)
     read = []
-    blocks = audio._sound_blocks
+    blocks = sndfile._sound_blocks
     monkeypatch.setattr(
-        audio,
+        sndfile,
         "_sound_blocks",
         lambda sound, frames: (read.append(len(b[0][0])) or b for b in blocks(sound, frames)),
     )
 
     decode(path, offset_s=50.0, duration_s=1.0)
 
-    assert sum(read) <= audio.BLOCK_FRAMES
+    assert sum(read) <= sndfile.BLOCK_FRAMES
 
 
 @pytest.mark.parametrize("kind", ["wav", "mp3", "m4a"])
@@ -609,7 +608,7 @@ def test_a_long_recording_lies_in_a_file_without_a_name(channels, tmp_path, monk
     soundfile.write(path, rows, 22_050)
     held = decode(path, channels=channels)
     before = open_files()
-    monkeypatch.setattr(audio, "SPILL_S", 2.0)
+    monkeypatch.setattr(takes, "SPILL_S", 2.0)
     monkeypatch.setattr(torch, "cat", forbid_large(torch.cat, 11 * RATE_HZ))
 
     mapped = decode(path, channels=channels, scratch=scratch)
@@ -632,7 +631,7 @@ def forbid_large(cat, most):
 def test_a_scratch_folder_that_is_full_ends_the_run(tmp_path, monkeypatch):
     path = tmp_path / "long.wav"
     soundfile.write(path, noise(3), RATE_HZ)
-    monkeypatch.setattr(audio, "SPILL_S", 1.0)
+    monkeypatch.setattr(takes, "SPILL_S", 1.0)
 
     with pytest.raises(RunError, match="cannot write to"):
         decode(path, scratch=tmp_path / "gone")
