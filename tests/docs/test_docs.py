@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from omnicli import plugins
 from omnicli.cli import app
+from omnicli.io import audio
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
@@ -72,3 +73,14 @@ def test_links_between_documents_lead_somewhere():
         folder = ROOT if name == "README.md" else ROOT / "docs"
         for link in re.findall(r"\]\(([^)#:]+)\)", text):
             assert (folder / link).exists(), f"{name}: {link}"
+
+
+def test_every_error_code_and_warning_is_explained():
+    source = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "omnicli").rglob("*.py"))
+    codes = re.findall(r'(?:RequestError\(\s*|code=)"([a-z_]+)"', source)
+    assert len(set(codes)) > 10
+    warnings = re.findall(r"^    ([a-z_]+)  +\S", audio.__doc__ or "", flags=re.MULTILINE)
+    warnings += ["suspect_text", "suspect_translation", "low_coverage", "summary_guard"]
+    warnings += ["condensed", "cut_by_max_new_tokens", "voice_cannot_speak", "duration_claim"]
+    told = set(re.findall(r"^\| `([a-z_]+)`", PAGES["results.md"], flags=re.MULTILINE))
+    assert {*codes, *warnings} <= told
