@@ -21,7 +21,7 @@ from omnicli.data import (
     Transcript,
     Waveform,
 )
-from omnicli.errors import RunError, UserError
+from omnicli.errors import RequestError, RunError, UserError
 from omnicli.execution.dtypes import device_of, dtype_of
 from omnicli.execution.stage import Family, Settings, StageSpec
 from omnicli.io.audio import decode, probe
@@ -360,7 +360,7 @@ class Job:
         try:
             for write in self.writers:
                 write(outcome, self.config.output_dir)
-        except OSError as error:
+        except (OSError, RequestError) as error:
             outcome = self._unwritten(outcome, error)
         self.store.finish(due, outcome.status, line(outcome, self.run_id))
         self._count(outcome)
@@ -384,14 +384,15 @@ class Job:
             device=self.family.device,
         )
 
-    def _unwritten(self, outcome: Outcome, error: OSError) -> Outcome:
+    def _unwritten(self, outcome: Outcome, error: OSError | RequestError) -> Outcome:
         """A result that cannot be written is a failed item; a full disk ends the run."""
-        if error.errno in NO_SPACE:
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise RunError(
                 f"no space left in {self.config.output_dir}: {error.strerror}",
                 hint="free some space and run the same command again",
             ) from error
-        failure = Failure(code="unwritable", stage="write", message=str(error))
+        code = error.code if isinstance(error, RequestError) else "unwritable"
+        failure = Failure(code=code, stage="write", message=str(error))
         return Outcome(
             request=outcome.request,
             status="failed",

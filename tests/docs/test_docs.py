@@ -77,7 +77,7 @@ def test_links_between_documents_lead_somewhere():
 
 def test_every_error_code_and_warning_is_explained():
     source = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "omnicli").rglob("*.py"))
-    codes = re.findall(r'(?:RequestError\(\s*|code=)"([a-z_]+)"', source)
+    codes = re.findall(r'(?:RequestError\(\s*|Failure\(\s*code=)"([a-z_]+)"', source)
     assert len(set(codes)) > 10
     warnings = re.findall(r"^    ([a-z_]+)  +\S", audio.__doc__ or "", flags=re.MULTILINE)
     warnings += ["suspect_text", "suspect_translation", "low_coverage", "summary_guard"]

@@ -48,5 +48,5 @@ def _blocks(waveform: Waveform) -> Iterator[Tensor]:
     for piece in waveform.pieces:
         for block in torch.split(piece, BLOCK_SAMPLES):
             if not torch.isfinite(block).all():
-                raise RequestError("nonfinite_speech", "the voice made samples that are no numbers")
+                raise RequestError("not_finite", "the voice made samples that are no numbers")
             yield (block * gain).round_().clamp_(-FULL_SCALE, FULL_SCALE - 1).to(torch.int16)

@@ -273,7 +273,7 @@ def test_samples_that_are_no_numbers_are_not_written(bad, tmp_path):
     waveform = Waveform(pieces=(torch.tensor([0.1, bad]),), rate_hz=16000, peak=0.1, samples=2)
     with pytest.raises(RequestError) as caught:
         written("wav", outcome_of(stem="a", waveform=waveform), tmp_path)
-    assert caught.value.code == "nonfinite_speech"
+    assert caught.value.code == "not_finite"
     assert list(tmp_path.iterdir()) == []
 
 
