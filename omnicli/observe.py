@@ -4,6 +4,8 @@ An event is one line of `events.jsonl` and is shown to whoever listens (progress
 """
 
 import json
+import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,6 +26,12 @@ def now_iso() -> str:
 def clock_s() -> float:
     """Seconds of a clock that never goes back."""
     return time.perf_counter()
+
+
+def peak_rss_bytes() -> int:
+    """The most memory that this process has held, mapped files among it."""
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kib if sys.platform == "darwin" else 1024 * kib
 
 
 class Observer:

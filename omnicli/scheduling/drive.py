@@ -10,7 +10,7 @@ from omnicli import plugins
 from omnicli.data import Batch, Failure, ItemKey, Product, Ticket
 from omnicli.errors import RequestError
 from omnicli.execution.stage import MapStage, Stage, StageSpec
-from omnicli.observe import Event, Observer, clock_s
+from omnicli.observe import Event, Observer, clock_s, peak_rss_bytes
 from omnicli.scheduling.bucket import Budget, halves, pack, step_up
 from omnicli.scheduling.policy import Policy
 
@@ -82,6 +82,7 @@ def _run_batch(
         "valid": batch.valid,
         "padded": batch.padded,
         "audio_s": round(sum(t.audio_s for t in batch.tickets), 3),
+        "estimated_bytes": sum(t.row_bytes for t in batch.tickets),
     }
     undelivered = dict.fromkeys(range(len(batch.tickets)))
     with driver.observer.span("batch", **facts) as event:
@@ -94,6 +95,8 @@ def _run_batch(
         except (RequestError, *TROUBLE) as error:
             event["error"] = type(error).__name__
             return _after_trouble(spec, batch, list(undelivered), error, deliver)
+        finally:
+            event["peak_rss_bytes"] = peak_rss_bytes()
     return []
 
 
