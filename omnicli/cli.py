@@ -5,6 +5,7 @@ Exit codes: 0 all requests are done, 1 the run could not go on, 2 the command or
 Data goes to stdout, everything else to stderr. Nothing here imports torch before it must.
 """
 
+import io
 import json
 import os
 import signal
@@ -514,8 +515,7 @@ def main() -> None:
     """The command `omni`."""
     args = [_hyphened(arg) for arg in sys.argv[1:]]
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `omni models list | head` ends quietly
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    _mend_streams()
     try:
         app(args)
     except OmniError as error:
@@ -523,6 +523,20 @@ def main() -> None:
         if error.hint:
             typer.echo(f"\nhint: {error.hint}", err=True)
         sys.exit(error.exit_code)
+
+
+def _mend_streams() -> None:
+    """UTF-8 whatever the locale; a stream that was closed leads nowhere, not into a later file."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))  # noqa: PTH123, SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def _hyphened(arg: str) -> str:

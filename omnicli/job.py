@@ -29,6 +29,7 @@ from omnicli.io.discover import read_inputs
 from omnicli.io.manifest import BadLine, read_texts
 from omnicli.io.results import line
 from omnicli.io.scratch import Scratch
+from omnicli.io.stems import ANSWER_ENDINGS, FILE_ENDINGS
 from omnicli.io.store import Due, RunStore, key_of
 from omnicli.observe import Listener, Observer, clock_s, now_iso
 from omnicli.scheduling.bucket import Budget
@@ -223,7 +224,7 @@ def take_in(config: RunConfig, store: RunStore, *, keep: bool = True) -> None:
     rest = [f"and {more} more"] if more else []
     told = "\n  ".join([*problems, *rest])
     raise UserError(
-        f"{len(problems) + more} bad lines in the input\n  {told}", hint="nothing was processed"
+        f"bad lines in the input: {len(problems) + more}\n  {told}", hint="nothing was processed"
     )
 
 
@@ -358,12 +359,22 @@ class Job:
         due = self.due[member.request.request_id]
         outcome = self._outcome(member, due)
         try:
-            for write in self.writers:
-                write(outcome, self.config.output_dir)
+            written = {write(outcome, self.config.output_dir) for write in self.writers}
+            if due.again:
+                self._remove_stale(outcome, written)
         except (OSError, RequestError) as error:
             outcome = self._unwritten(outcome, error)
         self.store.finish(due, outcome.status, line(outcome, self.run_id))
         self._count(outcome)
+
+    def _remove_stale(self, outcome: Outcome, written: set[Path | None]) -> None:
+        """An earlier answer must not lie beside a new result as if it belonged to it."""
+        answers = (*(f"{ending}.txt" for ending in ANSWER_ENDINGS), ".wav")
+        stale = answers if outcome.failure is None else (*answers, *FILE_ENDINGS)
+        for ending in dict.fromkeys(stale):
+            path = self.config.output_dir / f"{outcome.stem}{ending}"
+            if path not in written:
+                path.unlink(missing_ok=True)
 
     def _outcome(self, member: Member, due: Due) -> Outcome:
         transcript = member.inputs.one("transcript", Transcript)

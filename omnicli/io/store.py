@@ -55,6 +55,7 @@ class Due:
     request: Request
     stem: str
     key: str
+    again: bool = False  # an earlier run has left files of it
 
 
 class RunStore:
@@ -155,27 +156,27 @@ class RunStore:
 
     def due(self, settings: str, *, retry_failed: bool) -> Iterator[Due]:
         """Requests that this run must work on, in the input's order."""
-        for request, stem, status, key in self._seen():
+        for request, stem, status, key, again in self._seen():
             now = key_of(request, settings)
             stands = key == now and (status in DONE or (status == "failed" and not retry_failed))
             if not stands:
                 self._set_status(request.request_id, "todo")
-                yield Due(request=request, stem=stem, key=now)
+                yield Due(request=request, stem=stem, key=now, again=again)
 
     def _set_status(self, request_id: str, status: str) -> None:
         self._db.execute("UPDATE requests SET status = ? WHERE id = ?", (status, request_id))
 
-    def _seen(self) -> Iterator[tuple[Request, str, str, str]]:
+    def _seen(self) -> Iterator[tuple[Request, str, str, str, bool]]:
         last = -1
         while True:
             rows = self._db.execute(
-                "SELECT place, request, stem, status, key, place_named FROM requests "
+                "SELECT place, request, stem, status, key, place_named, attempts FROM requests "
                 "WHERE seen = ? AND place > ? ORDER BY place LIMIT ?",
                 (self.number, last, PAGE),
             ).fetchall()
-            for place, text, stem, status, key, where in rows:
+            for place, text, stem, status, key, where, attempts in rows:
                 request = replace(records.load(Request, text), index=place, where=where)
-                yield request, stem, status, key
+                yield request, stem, status, key, attempts > 0
             if not rows:
                 return
             last = rows[-1][0]

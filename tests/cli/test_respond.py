@@ -78,6 +78,21 @@ def test_another_question_does_not_listen_again(omni, read, inbox, tmp_path):
         assert line["response_kind"] == "prompt"
         assert line["pred_text"] == first[name]["pred_text"]
         assert line["audio_out"] is None
+        assert not list(out.rglob("*.summary.txt")), "an answer to another question"
+
+
+def test_an_earlier_answer_does_not_outlive_its_recording(omni, inbox, tmp_path):
+    out = tmp_path / "out"
+    assert omni("respond", inbox / "yes.flac", "-o", out).code == 0
+    assert {p.name for p in out.glob("yes*")} == {
+        "yes.json",
+        "yes.summary.txt",
+        "yes.txt",
+        "yes.wav",
+    }
+    (inbox / "yes.flac").write_text("no sound any more")
+    assert omni("respond", inbox / "yes.flac", "-o", out).code == 3
+    assert {p.name for p in out.glob("yes*")} == {"yes.json"}
 
 
 def test_lines_of_text_are_spoken_one_by_one(omni, read, tmp_path):

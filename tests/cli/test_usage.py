@@ -1,5 +1,7 @@
 """Wrong commands: a clear message, exit code 2, nothing done."""
 
+import json
+import os
 import subprocess
 import sys
 
@@ -80,14 +82,14 @@ def test_all_bad_lines_are_named_at_once_before_any_work(omni, tmp_path):
     ran = omni("transcribe", tmp_path / "m.jsonl", "-o", tmp_path / "out")
     assert ran.code == 2
     assert all(f"m.jsonl:{n}" in ran.err for n in (1, 2, 4)), ran.err
-    assert "4 bad lines" not in ran.err
+    assert "bad lines in the input: 3" in ran.err
     assert not (tmp_path / "out" / "results.jsonl").exists()
 
 
 def test_the_first_hundred_bad_lines_and_a_count(omni, tmp_path):
     (tmp_path / "m.jsonl").write_text("nonsense\n" * 250)
     ran = omni("transcribe", tmp_path / "m.jsonl", "-o", tmp_path / "out")
-    assert "250 bad lines" in ran.err
+    assert "bad lines in the input: 250" in ran.err
     assert "m.jsonl:100:" in ran.err
     assert "m.jsonl:101:" not in ran.err
     assert "150 more" in ran.err
@@ -109,6 +111,19 @@ def test_a_missing_cache_without_network_says_what_to_do(omni, inbox, tmp_path, 
     assert ran.code == 2
     assert "omni models add" in ran.err
     assert not (tmp_path / "out" / "results.jsonl").exists()
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_closed_streams_lead_nowhere(inbox, tmp_path, model_cache, closed):
+    """Without them the next file that is opened would get their numbers, and our messages."""
+    close = " ".join(f"{number}>&-" for number in closed)
+    out = tmp_path / "out"
+    command = f'"{sys.executable}" -m omnicli transcribe "{inbox}/yes.flac" -o "{out}" {close}'
+    environment = os.environ | {"OMNI_CACHE": str(model_cache)}
+    ran = subprocess.run(command, shell=True, env=environment, check=False, capture_output=True)
+    assert ran.returncode == 0, ran.stderr
+    [line] = (out / "results.jsonl").read_text().splitlines()
+    assert json.loads(line)["status"] == "ok"
 
 
 def test_underscores_in_options_are_hyphens(omni, inbox, tmp_path):
