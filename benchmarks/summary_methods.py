@@ -101,10 +101,10 @@ WAYS: dict[str, Way] = {
     "told: log P(s | transcript, summarise) - log P(s | summarise)": told,
     "gain: log P(s | transcript, summarise) - log P(s | what precedes it)": gain,
     "centrality of hidden states": central,
-    "answer + centrality": summed(answer, central),
+    "answer + centrality (what omni does)": summed(answer, central),
     "told + centrality": summed(told, central),
     "surprise + centrality": summed(surprise, central),
-    "gain + centrality (what omni does)": summed(gain, central),
+    "gain + centrality": summed(gain, central),
     "gain + centrality + the first": summed(gain, central, lead),
     "gain + centrality + told": summed(gain, central, told),
 }

@@ -3,8 +3,8 @@
 A sentence's score is the sum of two figures, each made comparable over its part of the text
 (mean 0, deviation 1):
 
-    gain         log P(sentence | transcript, "Summarise") - log P(sentence | what precedes it):
-                 how much more readily the model says it as a summary than in its place
+    answer       log P(sentence | transcript, "Summarise") per token: how readily the model says
+                 it as a summary
     centrality   cosine between the sentence's mean hidden state and that of the whole part,
                  two thirds up the network
 
@@ -203,11 +203,12 @@ class Figures:
     placed: tuple[float, ...]  # log P in their place
     asked: tuple[float, ...]  # log P as an answer to the prompt
     central: tuple[float, ...]  # cosine
+    tokens: tuple[int, ...]
 
     def score(self) -> tuple[float, ...]:
         """See the module's text."""
-        gain = [a - p for a, p in zip(self.asked, self.placed, strict=True)]
-        pairs = zip(standard(gain), standard(self.central), strict=True)
+        answer = [a / max(1, n) for a, n in zip(self.asked, self.tokens, strict=True)]
+        pairs = zip(standard(answer), standard(self.central), strict=True)
         return tuple(a + b for a, b in pairs)
 
 
@@ -281,7 +282,8 @@ class _Row:
         ends = pairwise(accumulate(self.sizes, initial=0))
         sums = tuple(math.fsum(logprobs[a:b]) for a, b in ends)
         count = len(self.placed_spans)
-        return Figures(sums[:count], sums[count:], tuple(self._central(middle.float())))
+        central = tuple(self._central(middle.float()))
+        return Figures(sums[:count], sums[count:], central, tuple(self.sizes[count:]))
 
     def _central(self, middle: Tensor) -> list[float]:
         first, last = self.placed_spans[0][0], self.placed_spans[-1][1]
