@@ -14,7 +14,8 @@ import json
 import platform
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import torch
@@ -28,29 +29,21 @@ from omnicli.execution.families.cascade.ranking import (
     picks,
     standard,
 )
-from omnicli.execution.nets.llama import load_llama
+from omnicli.execution.nets.llama import Llama, load_llama
 
 SET = Path(__file__).with_name("summary_set.jsonl")
-ROWS = 4  # as the scheduler fills batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A labelled text and what the model says about it."""
+    """A labelled text and what the model says about it; log P are sums over a sentence."""
 
     sentences: list[str]
     key: frozenset[int]
-    tokens: list[int]  # per sentence
     figures: Figures
-    neutral: list[float]  # log P of each sentence as a summary of nothing
-
-    @property
-    def gain(self) -> list[float]:
-        return [a - p for a, p in zip(self.figures.asked, self.figures.placed, strict=True)]
-
-    @property
-    def told(self) -> list[float]:
-        return [a - n for a, n in zip(self.figures.asked, self.neutral, strict=True)]
+    nothing: Figures  # the same with no transcript
+    placed: list[float]  # log P of each sentence after those before it
+    rest: list[float]  # log P of all others after it, less that without it
 
 
 Way = Callable[[Text], Sequence[float]]
@@ -74,19 +67,23 @@ def longest(text: Text) -> Sequence[float]:
 
 
 def surprise(text: Text) -> Sequence[float]:
-    return [-p for p in text.figures.placed]
+    return [-p for p in text.placed]
+
+
+def rest(text: Text) -> Sequence[float]:
+    return text.rest
 
 
 def answer(text: Text) -> Sequence[float]:
-    return [a / n for a, n in zip(text.figures.asked, text.tokens, strict=True)]
+    return [a / n for a, n in zip(text.figures.answer, text.figures.tokens, strict=True)]
 
 
 def gain(text: Text) -> Sequence[float]:
-    return text.gain
+    return [a - p for a, p in zip(text.figures.answer, text.placed, strict=True)]
 
 
 def told(text: Text) -> Sequence[float]:
-    return text.told
+    return [a - n for a, n in zip(text.figures.answer, text.nothing.answer, strict=True)]
 
 
 def central(text: Text) -> Sequence[float]:
@@ -96,17 +93,18 @@ def central(text: Text) -> Sequence[float]:
 WAYS: dict[str, Way] = {
     "the first sentences": lead,
     "the longest sentences": longest,
-    "surprise: -log P(s | what precedes it)": surprise,
-    "answer: log P(s | transcript, summarise) per token": answer,
-    "told: log P(s | transcript, summarise) - log P(s | summarise)": told,
-    "gain: log P(s | transcript, summarise) - log P(s | what precedes it)": gain,
+    "rest: log P(others after s) - log P(others)": rest,
+    "surprise: -log P(s after what precedes it)": surprise,
+    "answer: log P(s after transcript, summarise) per token": answer,
+    "told: log P(s after transcript, summarise) - log P(s after summarise)": told,
+    "gain: log P(s after transcript, summarise) + surprise": gain,
     "centrality of hidden states": central,
     "answer + centrality (what omni does)": summed(answer, central),
     "told + centrality": summed(told, central),
     "surprise + centrality": summed(surprise, central),
     "gain + centrality": summed(gain, central),
-    "gain + centrality + the first": summed(gain, central, lead),
-    "gain + centrality + told": summed(gain, central, told),
+    "answer + centrality + the first": summed(answer, central, lead),
+    "answer + centrality + told": summed(answer, central, told),
 }
 
 
@@ -127,21 +125,44 @@ def quality(way: Way, texts: Sequence[Text]) -> tuple[float, float]:
 
 def read_texts(rank: Rank, chat: Chat) -> list[Text]:
     """The labelled set with the model's figures."""
-    return [
-        _text(rank, chat, json.loads(line)) for line in SET.read_text(encoding="utf-8").splitlines()
-    ]
+    lines = SET.read_text(encoding="utf-8").splitlines()
+    return [_text(rank, chat, json.loads(line)) for line in lines]
 
 
 def _text(rank: Rank, chat: Chat, line: dict) -> Text:
-    item = make_items(chat, line["sentences"], part_tokens=4096)[0]
-    nothing = RankItem(placed=(tuple(chat.encode("...")),), alone=item.alone, frame=item.frame)
+    [item] = make_items(chat, line["sentences"], part_tokens=4096)
+    nothing = replace(item, placed=(tuple(chat.encode("...")),))
     return Text(
         sentences=line["sentences"],
         key=frozenset(line["key"]),
-        tokens=[len(ids) for ids in item.alone],
-        figures=rank.figures([item] * ROWS)[0],
-        neutral=list(rank.figures([nothing] * ROWS)[0].asked),
+        figures=rank.figures([item])[0],
+        nothing=rank.figures([nothing])[0],
+        placed=_placed(rank.net, item),
+        rest=_rest(rank.net, item),
     )
+
+
+def _placed(net: Llama, item: RankItem) -> list[float]:
+    ends = list(accumulate(map(len, item.placed), initial=0))
+    found = _logprobs(net, [token for unit in item.placed for token in unit])
+    return [sum(found[max(0, a - 1) : b - 1]) for a, b in pairwise(ends)]
+
+
+def _rest(net: Llama, item: RankItem) -> list[float]:
+    found = []
+    for i, unit in enumerate(item.placed):
+        others = [t for j, other in enumerate(item.placed) if j != i for t in other]
+        after = _logprobs(net, [*unit, *others])[len(unit) :]
+        found.append(sum(after) - sum(_logprobs(net, others)))
+    return found
+
+
+def _logprobs(net: Llama, ids: list[int]) -> list[float]:
+    """Log P of every token but the first after those before it."""
+    row = torch.tensor([ids])
+    logits = net.logits(net(row, net.new_cache(1, len(ids)))[0, :-1])
+    chosen = logits.gather(1, row[0, 1:, None])[:, 0]
+    return (chosen - logits.logsumexp(dim=1)).tolist()
 
 
 def main() -> None:

@@ -200,16 +200,15 @@ def extract(ranked: Ranked) -> str:
 class Figures:
     """What the network says about the S sentences of a part."""
 
-    placed: tuple[float, ...]  # log P in their place
-    asked: tuple[float, ...]  # log P as an answer to the prompt
+    answer: tuple[float, ...]  # log P as an answer to the prompt, of the whole sentence
     central: tuple[float, ...]  # cosine
     tokens: tuple[int, ...]
 
     def score(self) -> tuple[float, ...]:
         """See the module's text."""
-        answer = [a / max(1, n) for a, n in zip(self.asked, self.tokens, strict=True)]
+        answer = [total / max(1, n) for total, n in zip(self.answer, self.tokens, strict=True)]
         pairs = zip(standard(answer), standard(self.central), strict=True)
-        return tuple(a + b for a, b in pairs)
+        return tuple(a + c for a, c in pairs)
 
 
 class Rank(MapStage[RankItem]):
@@ -259,36 +258,31 @@ class _Row:
 
     def __init__(self, head: list[int], item: RankItem, tail: list[int]) -> None:
         said = [token for unit in item.placed for token in unit]
-        again = [token for unit in item.alone for token in unit]
         context = [*head, *said, *tail]
-        self.ids = [*context, *again]
+        self.spans = list(pairwise(accumulate(map(len, item.placed), initial=len(head))))
+        self.sizes = tuple(map(len, item.alone))
+        self.ids = list(context)
         self.positions = list(range(len(context)))
         self.unit = [0] * len(context)  # 0: seen by all that follows
         self.asked: list[tuple[int, int]] = []  # (position of the state before, token)
-        self.placed_spans = list(pairwise(accumulate(map(len, item.placed), initial=len(head))))
-        for begin, end in self.placed_spans:
-            self.asked += [(t - 1, self.ids[t]) for t in range(begin, end)]
-        begin = len(context)
         for number, unit in enumerate(item.alone, start=1):
-            self.positions += range(len(context), len(context) + len(unit))
-            self.unit += [number] * len(unit)
+            begin = len(self.ids)
             before = [len(context) - 1, *range(begin, begin + len(unit) - 1)]
             self.asked += zip(before, unit, strict=True)
-            begin += len(unit)
-        self.sizes = [*map(len, item.placed), *map(len, item.alone)]
+            self.ids += unit
+            self.positions += range(len(context), len(context) + len(unit))
+            self.unit += [number] * len(unit)
 
     def figures(self, middle: Tensor, logprobs: Sequence[float]) -> Figures:
         """Sum up per sentence: middle [T, D], a logprob for each of `asked`."""
         ends = pairwise(accumulate(self.sizes, initial=0))
-        sums = tuple(math.fsum(logprobs[a:b]) for a, b in ends)
-        count = len(self.placed_spans)
-        central = tuple(self._central(middle.float()))
-        return Figures(sums[:count], sums[count:], central, tuple(self.sizes[count:]))
+        answer = tuple(math.fsum(logprobs[a:b]) for a, b in ends)
+        return Figures(answer, tuple(self._central(middle.float())), self.sizes)
 
     def _central(self, middle: Tensor) -> list[float]:
-        first, last = self.placed_spans[0][0], self.placed_spans[-1][1]
+        first, last = self.spans[0][0], self.spans[-1][1]
         whole = middle[first:last].mean(dim=0, keepdim=True)
-        means = torch.stack([middle[a:b].mean(dim=0) for a, b in self.placed_spans])
+        means = torch.stack([middle[a:b].mean(dim=0) for a, b in self.spans])
         found: list[float] = torch.cosine_similarity(means, whole).tolist()
         return found
 
