@@ -399,6 +399,16 @@ def _cache() -> Path:
     return cache_dir(os.environ)
 
 
+def _hub_cache() -> Path | None:
+    """Where huggingface_hub keeps its downloads: a model that is there needs no path."""
+    if given := os.environ.get("HF_HUB_CACHE"):
+        return Path(given)
+    home = os.environ.get("HF_HOME")
+    if home is None and "HOME" in os.environ:
+        home = f"{os.environ['HOME']}/.cache/huggingface"
+    return Path(home) / "hub" if home else None
+
+
 def _inputs(inputs: list[str] | None, files_from: list[str] | None) -> tuple[str, ...]:
     if not inputs and not files_from:
         raise UserError("no input", hint="name files, folders or a manifest, or use --files-from")
@@ -449,6 +459,7 @@ def _models(
         device=device,
         dtype=dtype,
         cache=_cache(),
+        hub_cache=_hub_cache(),
     )
 
 

@@ -32,6 +32,7 @@ class ModelChoice:
     device: str = "auto"
     dtype: str = "auto"
     cache: Path | None = None  # where embedded and converted models lie
+    hub_cache: Path | None = None  # where Hugging Face's tools keep what they downloaded
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)

@@ -251,7 +251,7 @@ def _problems(entries: Iterable[Request | BadLine], store: RunStore) -> Iterator
 def load_family(config: RunConfig, device: str, scratch: Path) -> Family:
     """Find the checkpoints that the task needs, and cut them into stages. No weights are read."""
     choice = config.models
-    name, folders = models.choose(choice, config.task.command)
+    name, folders = models.choose(choice, config.task.command, hub_cache=choice.hub_cache)
     settings = Settings(
         task=config.task,
         folders={

@@ -6,7 +6,7 @@ from omnicli.execution.families.cascade.guard import faithful
 
 CALL = (
     "Hello, this is Karen. Your appointment on Tuesday was moved to Thursday at 10:30. "
-    "I am home after five."
+    "I am home after five. The parking lot isn't open on Sundays."
 )
 
 
@@ -16,6 +16,7 @@ CALL = (
         "Karen says that the appointment was moved to Thursday.",
         "The appointment is moved from Tuesday to Thursday at 10:30.",
         "She is home after 5.",
+        "The parking lot is not open on Sundays.",
     ],
 )
 def test_words_of_the_transcript_pass(summary):
@@ -30,6 +31,7 @@ def test_words_of_the_transcript_pass(summary):
         ("Susan moved the appointment.", "a name"),
         ("Karen is sorry for the loss.", "an invention"),
         ("Karen is not home after five.", "a negation that nobody said"),
+        ("The parking lot is open on Sundays.", "a negation that was lost"),
     ],
 )
 def test_what_is_foreign_does_not(summary, why):

@@ -1,10 +1,13 @@
 """Whether a summary that a model wrote freely says only what the transcript says.
 
-A word guard: every number, name and content word must stand in the transcript, and negations must
-be as frequent. It cannot prove a summary true; it catches what small models do most.
+A word guard: every number, name and content word must stand in the transcript, and each sentence
+must be negated if, and only if, the sentence of the transcript is that shares most words with it.
+It cannot prove a summary true; it catches what small models do most.
 """
 
 import re
+
+from omnicli.execution.sentences import split_sentences
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _NEGATIONS = frozenset(
@@ -30,18 +33,36 @@ _NUMBERS = {
 
 
 def faithful(summary: str, transcript: str) -> bool:
-    """Whether nothing in the summary is foreign to the transcript."""
-    known = {stem(word) for word in _words(transcript)}
-    foreign = [w for w in _words(summary) if w not in _FUNCTION and stem(w) not in known]
-    return not foreign and _negations(summary) <= _negations(transcript)
+    """Whether nothing in the summary is foreign to the transcript, nor turned into its opposite."""
+    if not _content(summary) <= {stem(word) for word in _words(transcript)}:
+        return False
+    said = split_sentences(transcript)
+    return all(_agrees(sentence, said) for sentence in split_sentences(summary))
+
+
+def _agrees(sentence: str, said: list[str]) -> bool:
+    """Whether a sentence is negated as its nearest relatives among the said ones are."""
+    content = _content(sentence)
+    shared = [len(content & _content(other)) for other in said]
+    nearest = [o for o, n in zip(said, shared, strict=True) if n == max(shared)]
+    return any(_negated(sentence) == _negated(other) for other in nearest)
 
 
 def _words(text: str) -> list[str]:
     return [word.casefold().replace("’", "'") for word in _WORD.findall(text)]
 
 
-def _negations(text: str) -> int:
-    return sum(word in _NEGATIONS or word.endswith("n't") for word in _words(text))
+def _content(text: str) -> set[str]:
+    words = (w for w in _words(text) if w not in _FUNCTION and not _is_negation(w))
+    return {stem(word) for word in words}
+
+
+def _negated(text: str) -> bool:
+    return any(map(_is_negation, _words(text)))
+
+
+def _is_negation(word: str) -> bool:
+    return word in _NEGATIONS or word.endswith("n't")
 
 
 def stem(word: str) -> str:
