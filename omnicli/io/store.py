@@ -19,7 +19,7 @@ from typing import Self, TextIO
 from omnicli.data import Product, Request
 from omnicli.errors import BusyError, UserError
 from omnicli.io import records, stems
-from omnicli.io.atomic import replacing
+from omnicli.io.atomic import replacing, sweep
 from omnicli.io.results import Line, to_json
 
 SCHEMA = 1
@@ -64,6 +64,7 @@ class RunStore:
     def __init__(self, output_dir: Path, command: str, *, overwrite: bool = False) -> None:
         self.output_dir = output_dir
         self.folder = output_dir / ".omni"
+        self._speaks = command != "transcribe"
         self._make_folder()
         with ExitStack() as held:  # until here nothing is ours; an error lets go of everything
             held.enter_context(_locked(self.folder / "lock"))
@@ -74,6 +75,9 @@ class RunStore:
         if overwrite:
             self._db.execute("UPDATE requests SET status = 'todo', key = ''")
             self._db.execute("DELETE FROM products")
+        if self._meta("running", "no") == "yes":  # the last run was killed
+            sweep(self.output_dir)
+        self._set_meta("running", "yes")
         self.number = int(self._meta("runs", "0")) + 1
         self._set_meta("runs", str(self.number))
         self._results: TextIO | None = None
@@ -132,7 +136,7 @@ class RunStore:
         ).fetchone()
         text = records.dump(replace(request, index=0, where=""))
         if row is None:
-            stem = stems.claim(name, self._stem_taken)
+            stem = self._free_stem(name)
             self._db.execute(
                 "INSERT INTO requests (id, place, seen, place_named, request, stem, stem_key) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -147,6 +151,15 @@ class RunStore:
                 (request.index, self.number, request.where, text, name),
             )
         return None
+
+    def _free_stem(self, name: str) -> str:
+        """A stem of its own; where speech is written, no WAV that lies there is replaced."""
+        occupied: set[str] = set()
+        while True:
+            stem = stems.claim(name, lambda key: key in occupied or self._stem_taken(key))
+            if not self._speaks or not stems.occupied(self.output_dir, stem):
+                return stem
+            occupied.add(stems.key_of(stem))
 
     def _stem_taken(self, key: str) -> bool:
         row = self._db.execute("SELECT 1 FROM requests WHERE stem_key = ?", (key,)).fetchone()
@@ -249,6 +262,7 @@ class RunStore:
         """Let go of the folder."""
         if self._results is not None:
             self._results.close()
+        self._set_meta("running", "no")
         self._held.close()
 
     def __enter__(self) -> Self:

@@ -187,6 +187,26 @@ def test_a_second_run_is_kept_out_while_the_first_one_lives(out, requests):
     open_store(out, requests).close()
 
 
+def test_speech_never_takes_the_place_of_a_recording(tmp_path):
+    """The output folder is the input folder: the answer to a.mp3 is not a.wav, which is there."""
+    made = []
+    for i, name in enumerate(("a.mp3", "a.wav", "b.mp3")):
+        (tmp_path / name).write_bytes(b"x")
+        made.append(Request(request_id=name, index=i, audio=tmp_path / name))
+    with RunStore(tmp_path, "respond") as store:
+        assert list(store.ingest(made)) == []
+        assert [one.stem for one in due(store)] == ["a.mp3", "a.wav", "b"]
+
+
+def test_what_a_killed_run_left_half_written_is_swept(out, requests):
+    store = open_store(out, requests)
+    half = out / ".a.txt.123.part"
+    half.write_text("half")
+    store._held.close()  # as a kill does: the folder is let go, nothing is noted
+    open_store(out, requests).close()
+    assert not half.exists()
+
+
 def test_a_dead_holder_blocks_nobody(out):
     code = (
         "import os, sys; from pathlib import Path; from omnicli.io.store import RunStore\n"

@@ -307,7 +307,8 @@ def edge_tokens(tokens: int) -> int:
 
 
 def standard(values: Sequence[float]) -> list[float]:
-    """Mean 0, deviation 1; all 0 if they do not differ."""
+    """Mean 0, deviation 1; all 0 if they do not differ by more than rounding."""
     mean = math.fsum(values) / len(values)
     spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
-    return [(v - mean) / spread if spread else 0.0 for v in values]
+    differ = spread > 1e-9 * max(map(abs, values))
+    return [(v - mean) / spread if differ else 0.0 for v in values]
