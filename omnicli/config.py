@@ -31,6 +31,7 @@ class ModelChoice:
     voice: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    threads: int | None = None  # of one operation on the CPU; None: as many as there are CPUs
     cache: Path | None = None  # where embedded and converted models lie
     hub_cache: Path | None = None  # where Hugging Face's tools keep what they downloaded
 
@@ -65,6 +66,7 @@ class Task:
     speak: bool = True
     speaking_rate: float = 1.0  # 1 is the voice's own; 2 is twice as fast
     seed: int = 0
+    strict: bool = False  # a damaged recording fails instead of giving a warning
 
     def __post_init__(self) -> None:
         _one_of("say", self.say, SAY)
@@ -74,6 +76,8 @@ class Task:
             raise UserError(f"the speaking rate is {self.speaking_rate}", hint="from 0.25 to 4")
         if self.max_new_tokens < 1:
             raise UserError("at least one new token is needed")
+        if self.say == "prompt" and not self.prompt:
+            raise UserError("there is no prompt to answer", hint="--prompt or --prompt-file")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +90,55 @@ class Limits:
     wave_s: float = 3600.0  # audio seconds that pass the stages together
     wave_items: int = 2000
     workers: int = 2  # threads that decode audio
+    max_bytes: int | None = None  # that the process may hold; None: what the machine leaves
+    patience_s: float = 600.0  # without progress for so long, at the least, a batch is stuck
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """What earlier runs did and is done again, and what is left for a later one."""
+
+    retry_failed: bool = False
+    overwrite: bool = False  # everything
+    refresh: bool = False  # what older versions of a stage made
+    checksum: bool = False  # a file has changed if its content has, whatever its time
+    min_age_s: float = 0.0  # younger files may still be arriving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """When a run ends before its input does."""
+
+    max_failures: int | None = None
+    max_failed_share: float | None = None  # of the requests that were worked on
+    max_runtime_s: float | None = None
+
+
+FAULT_KINDS = ("raise", "oom", "nan", "hang", "noend", "exit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A fault that a test puts into a run: what one request does to one stage."""
+
+    stage: str  # a pattern, as file names have them
+    request_id: str  # likewise
+    kind: str
+    rows: int = 0  # `oom>8`: batches of more rows than that are too big
+
+
+def faults_of(text: str) -> tuple[Fault, ...]:
+    """Read `stage:id:kind;stage:id:kind`; an id may hold colons."""
+    return tuple(_fault(one.strip()) for one in text.split(";") if one.strip())
+
+
+def _fault(text: str) -> Fault:
+    stage, _, rest = text.partition(":")
+    request_id, _, told = rest.rpartition(":")
+    kind, _, rows = told.partition(">")
+    if kind not in FAULT_KINDS or not request_id or (rows and not rows.isdecimal()):
+        raise UserError(f"no fault: {text!r}", hint=f"stage:id:{'|'.join(FAULT_KINDS)}")
+    return Fault(stage=stage, request_id=request_id, kind=kind, rows=int(rows or 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +152,11 @@ class RunConfig:
     limits: Limits = field(default_factory=Limits)
     writers: tuple[str, ...] = ("txt", "json")
     schedule: str = "stages"
-    retry_failed: bool = False
-    overwrite: bool = False
+    resume: Resume = field(default_factory=Resume)
+    stop: Stop = field(default_factory=Stop)
+    fail_if_empty: bool = False
+    scratch: Path | None = None  # where products wait; None: in the output folder
+    faults: tuple[Fault, ...] = ()
     files_from: tuple[str, ...] = ()
     audio_root: Path | None = None
     recursive: bool = True

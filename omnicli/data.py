@@ -246,6 +246,11 @@ class Batch:
         """Length units that anybody asked for."""
         return sum(t.length for t in self.tickets)
 
+    @property
+    def row_bytes(self) -> int:
+        """Memory that all rows take."""
+        return sum(t.row_bytes for t in self.tickets)
+
 
 class Inputs:
     """What earlier stages made of one request, by stage name."""
@@ -291,3 +296,9 @@ class Outcome:
     timings: Mapping[str, float] = field(default_factory=dict)
     models: Mapping[str, str] = field(default_factory=dict)
     device: str = "cpu"
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Those of all stages, each once, in order."""
+        told = [p.warnings for p in (self.transcript, self.answer) if p]
+        return tuple(dict.fromkeys(w for warnings in told for w in warnings))

@@ -5,6 +5,7 @@
     │   └── BusyError       another run holds the output folder              exit 75
     ├── RunError       the run cannot go on (disk full, device lost)    exit 1
     ├── StoppedError    a signal asked for an orderly end                exit 128 + signal
+    ├── TimeUpError     the time that the run was given is over          exit 0, the rest waits
     └── RequestError   one request failed; the others go on             exit 3 at the end
 
 Anything else that escapes is a bug and keeps its traceback.
@@ -45,6 +46,15 @@ class StoppedError(OmniError):
     def __init__(self, signal_number: int) -> None:
         super().__init__("interrupted", hint="the same command goes on where this run stopped")
         self.exit_code = 128 + signal_number
+
+
+class TimeUpError(OmniError):
+    """The time that the run was given is over; what is left waits for the next run."""
+
+    exit_code = 0
+
+    def __init__(self) -> None:
+        super().__init__("the time is up: what is left waits for the next run")
 
 
 class RequestError(OmniError):

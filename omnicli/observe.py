@@ -23,6 +23,11 @@ def now_iso() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+def now_local_iso(ts: str) -> str:
+    """A moment as people here write it, with the offset."""
+    return datetime.fromisoformat(ts).astimezone().isoformat(timespec="milliseconds")
+
+
 def clock_s() -> float:
     """Seconds of a clock that never goes back."""
     return time.perf_counter()
@@ -32,6 +37,15 @@ def peak_rss_bytes() -> int:
     """The most memory that this process has held, mapped files among it."""
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kib if sys.platform == "darwin" else 1024 * kib
+
+
+def rss_bytes() -> int:
+    """The memory that this process holds now, mapped files among it."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:  # no Linux
+        return peak_rss_bytes()
+    return pages * resource.getpagesize()
 
 
 class Observer:

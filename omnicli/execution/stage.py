@@ -124,6 +124,7 @@ class StageSpec:
     policy: PolicySpec = field(default_factory=PolicySpec)
     record: type[Product] | None = None  # plain data: kept in the run log, not made again
     settings: str = ""  # whatever else decides the product; part of its fingerprint
+    version: int = 1  # of the code; grows when the same settings give another product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

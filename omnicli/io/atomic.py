@@ -1,11 +1,12 @@
 """Files that are there whole or not at all: written beside, put on the disk, then renamed."""
 
+import io
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 _PART = re.compile(r"\..+\.\d+\.part", re.DOTALL)
 
@@ -29,6 +30,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         part.unlink(missing_ok=True)  # there is none once it was renamed
     _sync_folder(path.parent)
+
+
+@contextmanager
+def replacing_text(path: Path) -> Iterator[TextIO]:
+    """The same for UTF-8 text, whatever the locale."""
+    with replacing(path) as raw:
+        file = io.TextIOWrapper(raw, "utf-8", "backslashreplace")
+        yield file
+        file.detach()
 
 
 def write_text(path: Path, text: str) -> Path:

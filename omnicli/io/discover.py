@@ -186,6 +186,37 @@ def _static_folder(pattern: str) -> str:
     return folder or os.curdir
 
 
+def root_of(
+    inputs: Sequence[str],
+    *,
+    files_from: Sequence[str] = (),
+    audio_root: Path | None = None,
+    texts: bool = False,
+    output_dir: Path | None = None,
+) -> str | None:
+    """What the ids of an input are relative to; for texts to say, the file that holds them.
+
+    None where that is of no consequence: a list of what failed, from the output folder itself.
+    """
+    if texts:
+        return STDIN if inputs[0] == STDIN else os.path.abspath(inputs[0])  # noqa: PTH100
+    here = os.path.abspath(audio_root or Path())  # noqa: PTH100
+    bases = [here] if files_from else []
+    for written in inputs:
+        for source in _sources(written, _Outputs(())) if written != STDIN else ():
+            if source.kind in ("file", "folder"):
+                bases.append(_base(written, source))
+            elif output_dir is None or not _lies_at(source.path, output_dir):
+                bases.append(here if audio_root else os.path.dirname(source.path))  # noqa: PTH120
+        if written == STDIN:
+            bases.append(here)
+    return os.path.commonpath(bases) if bases else None
+
+
+def _lies_at(path: str, folder: Path) -> bool:
+    return os.path.dirname(os.path.realpath(path)) == os.path.realpath(folder)  # noqa: PTH120
+
+
 # -- files and folders
 
 

@@ -75,12 +75,10 @@ def _input(outcome: Outcome) -> Line:
 
 def _verdict(outcome: Outcome) -> Line:
     failure = outcome.failure
-    told = [p.warnings for p in (outcome.transcript, outcome.answer) if p]
-    warnings = dict.fromkeys(w for warnings in told for w in warnings)  # each once, in order
     error: Json = None
     if failure:
         error = {"code": failure.code, "stage": failure.stage, "message": failure.message}
-    return {"status": outcome.status, "error": error, "warnings": list(warnings)}
+    return {"status": outcome.status, "error": error, "warnings": list(outcome.warnings)}
 
 
 def _heard(transcript: Transcript | None) -> Line:

@@ -2,50 +2,32 @@
 
 SQLite under `OUT/.omni/` is the truth; `results.jsonl` is written from it. A request is done when
 its row says so under the same key: a hash of the line, of the file's size, time and inode, and of
-the settings. Nothing here grows with the number of requests but the database.
+the settings. What is in hand is on record too: what an earlier process died over runs last and
+alone. Nothing here grows with the number of requests but the database.
 """
 
-import fcntl
 import json
 import os
-import sqlite3
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Self, TextIO
 
+from omnicli.config import Resume
 from omnicli.data import Product, Request
-from omnicli.errors import BusyError, UserError
-from omnicli.io import records, stems
+from omnicli.errors import UserError
+from omnicli.io import lock, records, stems
 from omnicli.io.atomic import replacing, sweep
 from omnicli.io.results import Line, to_json
+from omnicli.io.schema import opened
+from omnicli.machine import filesystem_of, is_network
 
-SCHEMA = 1
 DONE = ("ok", "empty")
 PAGE = 500  # requests read at a time
-_TABLES = """
-CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS requests (
-    id TEXT PRIMARY KEY,
-    place INTEGER NOT NULL,             -- in the input of the run that saw it last
-    seen INTEGER NOT NULL,              -- that run's number
-    place_named TEXT NOT NULL,          -- "calls.jsonl:12"
-    request TEXT NOT NULL,
-    stem TEXT NOT NULL,
-    stem_key TEXT NOT NULL UNIQUE,
-    status TEXT NOT NULL DEFAULT 'todo',
-    key TEXT NOT NULL DEFAULT '',       -- under which the status holds
-    result TEXT NOT NULL DEFAULT '',
-    attempts INTEGER NOT NULL DEFAULT 0
-);
-CREATE INDEX IF NOT EXISTS by_place ON requests (seen, place);
-CREATE TABLE IF NOT EXISTS products (
-    id TEXT NOT NULL, stage TEXT NOT NULL, key TEXT NOT NULL, product TEXT NOT NULL,
-    PRIMARY KEY (id, stage)
-) WITHOUT ROWID;
-"""
+MAX_CRASHES = 3  # with a request in hand; then it has failed
+HASH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,55 +37,127 @@ class Due:
     request: Request
     stem: str
     key: str
+    identity: str = ""  # of the file
+    digest: str = ""  # of its content, when it was last read
     again: bool = False  # an earlier run has left files of it
+    refresh: bool = False  # what older versions of a stage made is made anew
+    crashes: int = 0  # so many processes died with it in hand
+    crash_stage: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a stage's product depends on besides the request: all stages up to it."""
+
+    stage: str
+    settings: str
+    versions: str  # of the code; only those above 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A request as the log has it."""
+
+    request: Request
+    stem: str
+    status: str
+    key: str
+    attempts: int
+    identity: str
+    digest: str
+    versions: str
+    crashes: int
+    crash_stage: str
+
+
+_COLUMNS = "stem, status, key, attempts, identity, digest, versions, crashes, crash_stage"
+
+
+@dataclass(slots=True)
+class Leftover:
+    """What was found to have been made by older versions of stages."""
+
+    results: int = 0
+    stages: set[str] = field(default_factory=set)
 
 
 class RunStore:
     """One run folder, held by one run."""
 
-    def __init__(self, output_dir: Path, command: str, *, overwrite: bool = False) -> None:
+    def __init__(
+        self,
+        output_dir: Path,
+        command: str,
+        *,
+        overwrite: bool = False,
+        root: str | None = None,
+    ) -> None:
         self.output_dir = output_dir
         self.folder = output_dir / ".omni"
+        self.older = Leftover()
         self._speaks = command != "transcribe"
         self._make_folder()
+        network = is_network(filesystem_of(output_dir))
         with ExitStack() as held:  # until here nothing is ours; an error lets go of everything
-            held.enter_context(_locked(self.folder / "lock"))
-            self._db = held.enter_context(closing(_opened(self.folder / "run.sqlite")))
-            self._db.executescript(_TABLES)
-            self._check_owner(command, overwrite)
+            self.lock = held.enter_context(
+                lock.held(self.folder / "lock", network=network, describe=f"omni {command}")
+            )
+            self._db = held.enter_context(
+                closing(opened(self.folder / "run.sqlite", shared=not network))
+            )
+            self._check_owner(command, root, overwrite)
             self._held = held.pop_all()
         if overwrite:
-            self._db.execute("UPDATE requests SET status = 'todo', key = ''")
+            self._db.execute("UPDATE requests SET status = 'todo', key = '', crashes = 0")
             self._db.execute("DELETE FROM products")
-        if self._meta("running", "no") == "yes":  # the last run was killed
-            sweep(self.output_dir)
-        self._set_meta("running", "yes")
+        self._recover()
         self.number = int(self._meta("runs", "0")) + 1
         self._set_meta("runs", str(self.number))
         self._results: TextIO | None = None
 
     def _make_folder(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.output_dir.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)  # what was said is for its owner
         except OSError as error:
             reason = error.strerror or str(error)
             raise UserError(f"cannot write to {self.output_dir}: {reason}") from error
 
-    def _check_owner(self, command: str, overwrite: bool) -> None:
-        schema = self._meta("schema", str(SCHEMA))
-        if int(schema) > SCHEMA:
-            raise UserError(
-                f"{self.output_dir} was made by a newer version of omni (log {schema})",
-                hint="update omni, or choose another folder with -o",
-            )
-        owner = self._meta("command", command)
+    def _check_owner(self, command: str, root: str | None, overwrite: bool) -> None:
+        owner, told = self._meta("command", command), self._done_told()
         if owner != command and not overwrite:
             raise UserError(
-                f"{self.output_dir} holds the results of `omni {owner}`",
+                f"{self.output_dir} holds the results of `omni {owner}`{told}",
                 hint="choose another folder with -o, or --overwrite to replace them",
             )
-        self._set_meta("schema", str(SCHEMA))
+        before = self._meta("root", root or "")
+        if root is not None and before not in ("", root) and not overwrite:
+            raise UserError(
+                f"{self.output_dir} holds the results of another input, {before}{told}",
+                hint="choose another folder with -o, or --overwrite to replace them",
+            )
         self._set_meta("command", command)
+        if root is not None:
+            self._set_meta("root", root)
+
+    def _done_told(self) -> str:
+        done = self._db.execute("SELECT count(*) FROM requests WHERE result != ''").fetchone()[0]
+        return f" ({done} of them)" if done else ""
+
+    def _recover(self) -> None:
+        """After a run that died: what it had in hand is under suspicion."""
+        left = self.folder / "left-at-once"  # by a second signal: then nothing is
+        if left.exists():
+            self._db.execute("DELETE FROM in_flight")
+            left.unlink()
+        self._db.executescript(
+            "BEGIN; UPDATE requests SET crashes = crashes + 1, crash_stage = "
+            "(SELECT stage FROM in_flight WHERE in_flight.id = requests.id) "
+            "WHERE id IN (SELECT id FROM in_flight); DELETE FROM in_flight; COMMIT;"
+        )
+        if self._meta("running", "no") == "yes":
+            sweep(self.output_dir)
+        self._set_meta("running", "yes")
 
     def _meta(self, name: str, default: str) -> str:
         row = self._db.execute("SELECT value FROM meta WHERE name = ?", (name,)).fetchone()
@@ -167,29 +221,78 @@ class RunStore:
 
     # -- what is due
 
-    def due(self, settings: str, *, retry_failed: bool) -> Iterator[Due]:
-        """Requests that this run must work on, in the input's order."""
-        for request, stem, status, key, again in self._seen():
-            now = key_of(request, settings)
-            stands = key == now and (status in DONE or (status == "failed" and not retry_failed))
-            if not stands:
-                self._set_status(request.request_id, "todo")
-                yield Due(request=request, stem=stem, key=now, again=again)
+    def due(self, settings: str, versions: str, resume: Resume) -> Iterator[Due]:
+        """Requests that this run must work on: in the input's order, then what processes died over.
 
-    def _set_status(self, request_id: str, status: str) -> None:
-        self._db.execute("UPDATE requests SET status = ? WHERE id = ?", (status, request_id))
+        `versions` are those of the stages that make a result today, as in `Origin`.
+        """
+        for row in self._seen():
+            identity = self._identity(row, checksum=resume.checksum)
+            now = key_of(row.request, identity, settings)
+            if self._stands(row, now, versions, resume):
+                continue
+            crashes = row.crashes
+            if row.status == "failed":  # tried again: once more, if that is what it failed of
+                crashes = min(crashes, MAX_CRASHES - 1)
+            if (row.status, row.crashes) != ("todo", crashes):
+                self._db.execute(
+                    "UPDATE requests SET status = 'todo', crashes = ? WHERE id = ?",
+                    (crashes, row.request.request_id),
+                )
+            yield Due(
+                request=row.request,
+                stem=row.stem,
+                key=now,
+                identity=identity,
+                digest=row.digest,
+                again=row.attempts > 0,
+                refresh=resume.refresh,
+                crashes=crashes,
+                crash_stage=row.crash_stage,
+            )
 
-    def _seen(self) -> Iterator[tuple[Request, str, str, str, bool]]:
+    def _stands(self, row: _Row, key: str, versions: str, resume: Resume) -> bool:
+        if row.key != key or row.status not in (*DONE, "failed"):
+            return False
+        if row.status == "failed":
+            return not resume.retry_failed
+        if row.versions == versions:
+            return True
+        other = set(row.versions.split()) ^ set(versions.split())
+        self.older.results += 1
+        self.older.stages |= {one.partition("=")[0] for one in other}
+        return not resume.refresh
+
+    def _identity(self, row: _Row, *, checksum: bool) -> str:
+        """What the file is known by; with `checksum`, the same as before if its content is."""
+        stat = stat_of(row.request.audio)
+        if not checksum or not row.digest or row.request.audio is None:
+            return stat
+        if digest_of(row.request.audio) == row.digest:
+            return row.identity
+        return stat if stat != row.identity else f"{stat},{digest_of(row.request.audio)}"
+
+    def _seen(self) -> Iterator[_Row]:
+        """This run's input; what crashed comes last, the least suspicious first."""
+        yield from self._pages("crashes = 0")
+        suspects = self._db.execute(
+            "SELECT DISTINCT crashes FROM requests WHERE seen = ? AND crashes > 0 ORDER BY crashes",
+            (self.number,),
+        ).fetchall()
+        for (crashes,) in suspects:
+            yield from self._pages(f"crashes = {crashes}")
+
+    def _pages(self, condition: str) -> Iterator[_Row]:
         last = -1
         while True:
             rows = self._db.execute(
-                "SELECT place, request, stem, status, key, place_named, attempts FROM requests "
-                "WHERE seen = ? AND place > ? ORDER BY place LIMIT ?",
+                f"SELECT place, place_named, request, {_COLUMNS} FROM requests "
+                f"WHERE seen = ? AND place > ? AND {condition} ORDER BY place LIMIT ?",
                 (self.number, last, PAGE),
             ).fetchall()
-            for place, text, stem, status, key, where, attempts in rows:
+            for place, where, text, *columns in rows:
                 request = replace(records.load(Request, text), index=place, where=where)
-                yield request, stem, status, key, attempts > 0
+                yield _Row(request, *columns)
             if not rows:
                 return
             last = rows[-1][0]
@@ -211,30 +314,74 @@ class RunStore:
         )
         return [(str(a), str(b), str(c)) for a, b, c in rows]
 
-    # -- products
+    def not_attempted(self) -> Iterator[Due]:
+        """Requests that are still to be worked on, and what a line about them needs."""
+        for row in self._seen():
+            if row.status in ("todo", "deferred"):
+                yield Due(request=row.request, stem=row.stem, key="")
 
-    def product(self, request_id: str, stage: str, key: str, kind: type[Product]) -> Product | None:
-        """A stage's product from an earlier run, if it was made under the same key."""
-        row = self._db.execute(
-            "SELECT product FROM products WHERE id = ? AND stage = ? AND key = ?",
-            (request_id, stage, key),
-        ).fetchone()
-        return records.load(kind, row[0]) if row else None
-
-    def put_product(self, request_id: str, stage: str, key: str, product: Product) -> None:
-        """Keep a stage's product."""
+    def defer(self, due: Due, line: Line) -> None:
+        """A request is left for a later run: its line says so."""
         self._db.execute(
-            "INSERT OR REPLACE INTO products VALUES (?, ?, ?, ?)",
-            (request_id, stage, key, records.dump(product)),
+            "UPDATE requests SET status = 'deferred', key = '', result = ? WHERE id = ?",
+            (to_json(line), due.request.request_id),
         )
 
-    def finish(self, due: Due, status: str, line: Line) -> None:
+    # -- what is in hand
+
+    @contextmanager
+    def in_flight(self, stage: str, ids: Sequence[str]) -> Iterator[None]:
+        """On record while a block runs; if the process dies in it, the next one knows of what."""
+        self._db.execute("BEGIN")
+        self._db.executemany(
+            "INSERT OR REPLACE INTO in_flight VALUES (?, ?)", [(name, stage) for name in ids]
+        )
+        self._db.execute("COMMIT")
+        try:
+            yield
+        finally:
+            self._db.execute("DELETE FROM in_flight")
+
+    # -- products
+
+    def product(self, due: Due, origin: Origin, kind: type[Product]) -> Product | None:
+        """A stage's product from an earlier run, if it was made from the same under the same."""
+        row = self._db.execute(
+            "SELECT product, versions FROM products WHERE id = ? AND stage = ? AND key = ?",
+            (
+                due.request.request_id,
+                origin.stage,
+                key_of(due.request, due.identity, origin.settings),
+            ),
+        ).fetchone()
+        if row is None or (due.refresh and row[1] != origin.versions):
+            return None
+        return records.load(kind, row[0])
+
+    def has_products(self) -> bool:
+        """Whether earlier runs have left any."""
+        return self._db.execute("SELECT 1 FROM products LIMIT 1").fetchone() is not None
+
+    def put_product(self, due: Due, origin: Origin, product: Product) -> None:
+        """Keep a stage's product."""
+        key = key_of(due.request, due.identity, origin.settings)
+        self._db.execute(
+            "INSERT OR REPLACE INTO products (id, stage, key, product, versions) "
+            "VALUES (?, ?, ?, ?, ?)",
+            (due.request.request_id, origin.stage, key, records.dump(product), origin.versions),
+        )
+
+    def finish(self, due: Due, status: str, line: Line, *, versions: str, digest: str) -> None:
         """A request is done, or has failed: on record, then in results.jsonl."""
         text = to_json(line)
         self._db.execute(
-            "UPDATE requests SET status = ?, key = ?, result = ?, attempts = attempts + 1 "
-            "WHERE id = ?",
-            (status, due.key, text, due.request.request_id),
+            "UPDATE requests SET status = ?, key = ?, result = ?, attempts = attempts + 1, "
+            "identity = ?, digest = ?, versions = ?, crashes = ? WHERE id = ?",
+            (
+                *(status, due.key, text, due.identity, digest, versions),
+                due.crashes if due.crashes >= MAX_CRASHES else 0,
+                due.request.request_id,
+            ),
         )
         if self._results is None:
             self._results = (self.output_dir / "results.jsonl").open("a", encoding="utf-8")
@@ -242,7 +389,7 @@ class RunStore:
         self._results.flush()
 
     def write_results(self) -> None:
-        """results.jsonl from the log, in the input's order.
+        """results.jsonl from the log, in the input's order, and errors.jsonl if anything failed.
 
         Requests that are no longer in the input keep their lines if they were done.
         """
@@ -257,6 +404,25 @@ class RunStore:
         with replacing(self.output_dir / "results.jsonl") as file:
             for place, text in rows:
                 file.write((_with_index(text, place) + "\n").encode())
+        self._write_errors()
+
+    def _write_errors(self) -> None:
+        """The failed ones, as a manifest of their own: paths are absolute, ids as they were."""
+        rows = self._db.execute(
+            "SELECT request, result FROM requests WHERE seen = ? AND status = 'failed' "
+            "ORDER BY place",
+            (self.number,),
+        )
+        path = self.output_dir / "errors.jsonl"
+        first = rows.fetchone()
+        if first is None:
+            path.unlink(missing_ok=True)
+            return
+        with replacing(path) as file:
+            while first is not None:
+                request, result = records.load(Request, first[0]), json.loads(first[1])
+                file.write((to_json(_error_line(request, result)) + "\n").encode())
+                first = rows.fetchone()
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -272,18 +438,14 @@ class RunStore:
         self.close()
 
 
-def key_of(request: Request, settings: str) -> str:
+def key_of(request: Request, identity: str, settings: str) -> str:
     """What a result depends on: the line, the file as it lies there, the settings."""
     line = records.dump(replace(request, index=0, where=""))
-    return _hash(line, _stat(request.audio), settings)
-
-
-def _hash(*texts: str) -> str:
-    joined = "\0".join(texts).encode("utf-8", "surrogateescape")
+    joined = "\0".join((line, identity, settings)).encode("utf-8", "surrogateescape")
     return blake2b(joined, digest_size=16).hexdigest()
 
 
-def _stat(path: Path | None) -> str:
+def stat_of(path: Path | None) -> str:
     """A file's identity: size, time of change and inode."""
     if path is None:
         return ""
@@ -294,39 +456,28 @@ def _stat(path: Path | None) -> str:
     return f"{found.st_size},{found.st_mtime_ns},{found.st_ino}"
 
 
+def digest_of(path: Path) -> str:
+    """A hash of a file's content (BLAKE2b, 16 bytes); empty if it cannot be read."""
+    digest = blake2b(digest_size=16)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(HASH_BYTES):
+                digest.update(block)
+    except (OSError, ValueError):
+        return ""
+    return digest.hexdigest()
+
+
+def _error_line(request: Request, result: Line) -> Line:
+    """A failed line's own fields, where its recording is, and what was wrong."""
+    line: Line = dict(request.raw) | {"id": request.request_id, "error": result["error"]}
+    if request.audio is not None:
+        line["audio_filepath"] = os.fspath(request.audio.absolute())
+    else:
+        line["text"] = request.speech_text
+    return line
+
+
 def _with_index(text: str, place: int) -> str:
     line = json.loads(text)
     return text if line["index"] == place else to_json(line | {"index": place})
-
-
-def _locked(path: Path) -> TextIO:
-    """Hold the folder until the process ends, however it ends."""
-    try:
-        file = path.open("a+", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write to {path.parent}: {error.strerror}") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        holder = file.read(100).strip() or "another run"
-        file.close()
-        hint = "wait until it ends, or choose another folder with -o"
-        raise BusyError(f"{path.parent.parent} is in use by {holder}", hint=hint) from error
-    file.truncate(0)
-    file.write(f"process {os.getpid()}\n")
-    file.flush()
-    return file
-
-
-def _opened(path: Path) -> sqlite3.Connection:
-    try:
-        with ExitStack() as held:
-            db = held.enter_context(closing(sqlite3.connect(path, isolation_level=None)))
-            db.execute("PRAGMA journal_mode = WAL")
-            db.execute("PRAGMA synchronous = NORMAL")
-            held.pop_all()
-    except sqlite3.DatabaseError as error:
-        hint = "move the folder away, or choose another one with -o"
-        raise UserError(f"cannot open the run log {path}: {error}", hint=hint) from error
-    return db

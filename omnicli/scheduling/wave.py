@@ -1,13 +1,16 @@
 """The requests that pass the stages together, and what each of them still needs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from omnicli.data import Failure, Inputs, ItemKey, Product, Request, Ticket
 from omnicli.errors import RequestError
 from omnicli.execution.stage import StageSpec
-from omnicli.scheduling.drive import TROUBLE, failure_of
+from omnicli.scheduling.drive import TROUBLE, Driver, failure_of
+from omnicli.scheduling.watchdog import Work
+
+SPLIT_MEMBERS = 64  # whose splitting is on record together
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,15 +65,21 @@ def last_readers(stages: Sequence[StageSpec]) -> dict[str, list[str]]:
 class Gather:
     """One stage's items over all members of a wave, and their products on the way back."""
 
-    def __init__(self, spec: StageSpec, members: Sequence[Member], keeper: Keeper) -> None:
+    def __init__(
+        self, spec: StageSpec, members: Sequence[Member], keeper: Keeper, driver: Driver
+    ) -> None:
         self.spec = spec
         self.keeper = keeper
         self.items: dict[ItemKey, Any] = {}
         self._owner: dict[str, Member] = {}
         self._parts: dict[str, list[Product | None]] = {}
-        for member in members:
-            if member.failure is None and spec.name in member.needs:
-                self._split(member)
+        meant = [m for m in members if m.failure is None and spec.name in m.needs]
+        for some in _slices(meant, SPLIT_MEMBERS):
+            ids = [member.request.request_id for member in some]
+            work = Work(stage=f"{spec.name}.split", ids=ids, units=len(ids), audio_s=0.0)
+            with driver.holding(work):
+                for member in some:
+                    self._split(member)
 
     def _split(self, member: Member) -> None:
         try:
@@ -119,3 +128,8 @@ class Gather:
     def _fail(self, member: Member, failure: Failure) -> None:
         member.failure = failure
         self.keeper.finished(member)
+
+
+def _slices(members: Sequence[Member], most: int) -> Iterator[Sequence[Member]]:
+    for begin in range(0, len(members), most):
+        yield members[begin : begin + most]

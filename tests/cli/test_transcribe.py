@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -134,13 +135,13 @@ def test_an_interrupted_run_goes_on_to_the_same_result(omni, inbox, read, tmp_pa
 
     real, checks = job.run_job, []
 
-    def stopped(config, *, listeners, check):
+    def stopped(config, host):
         def after_four():
             checks.append(1)
             if len(checks) > 4:
                 raise StoppedError(signal.SIGTERM)
 
-        return real(config, listeners=listeners, check=after_four)
+        return real(config, replace(host, check=after_four))
 
     monkeypatch.setattr(job, "run_job", stopped)
     ran = omni("transcribe", inbox, "-o", out)

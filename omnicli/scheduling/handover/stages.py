@@ -44,7 +44,7 @@ def run(
     """Take every member through every stage that it needs."""
     forget = last_readers(stages)
     for spec in stages:
-        gather = Gather(spec, members, keeper)
+        gather = Gather(spec, members, keeper, driver)
         if gather.items:
             with driver.observer.span("load", stage=spec.name):
                 stage = openings.enter(spec)

@@ -4,7 +4,7 @@ Caches are copied only when fewer than three quarters of the rows live, and neve
 multiple of four rows: below that, kernels round differently and a row would feel its company.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,9 +20,17 @@ ROWS = 4  # batches are multiples of this
 
 
 def run(
-    stage: LoopStage[Any, Any], items: Sequence[Any], seeds: Sequence[int], policy: Policy
+    stage: LoopStage[Any, Any],
+    items: Sequence[Any],
+    seeds: Sequence[int],
+    policy: Policy,
+    *,
+    beat: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[int, Product | Failure]]:
-    """Grow every item to its end; yields (index into `items`, product) as rows end."""
+    """Grow every item to its end; yields (index into `items`, product) as rows end.
+
+    `beat` is called once per step: something moves.
+    """
     state, out = stage.start(items)
     rows = _Rows(stage, items, seeds)
     while True:
@@ -37,6 +45,7 @@ def run(
             state.keep(kept)
             frames = frames[kept]
         out = stage.step(frames, state)
+        beat()
 
 
 class _Rows:

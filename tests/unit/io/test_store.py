@@ -1,6 +1,7 @@
 """The run log: what is due, what stands, what a second run sees."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from omnicli.data import Answer, Outcome, Request, Segment, Transcript
+from omnicli.config import Resume
+from omnicli.data import Answer, Failure, Outcome, Request, Segment, Transcript
 from omnicli.errors import BusyError, UserError
+from omnicli.io.discover import read_inputs
 from omnicli.io.results import line
-from omnicli.io.store import RunStore, key_of
+from omnicli.io.store import MAX_CRASHES, Origin, RunStore, digest_of, key_of, stat_of
 
 
 @pytest.fixture
@@ -45,13 +48,14 @@ def open_store(out, requests, **more):
     return store
 
 
-def due(store, settings="s", *, retry_failed=False):
-    return list(store.due(settings, retry_failed=retry_failed))
+def due(store, settings="s", versions="", **resume):
+    return list(store.due(settings, versions, Resume(**resume)))
 
 
-def finish(store, one, status="ok"):
-    outcome = Outcome(request=one.request, status=status, stem=Path(one.stem))
-    store.finish(one, status, line(outcome, "run"))
+def finish(store, one, status="ok", *, versions="", digest=""):
+    failure = Failure(code="oom", stage="talk", message="m") if status == "failed" else None
+    outcome = Outcome(request=one.request, status=status, stem=Path(one.stem), failure=failure)
+    store.finish(one, status, line(outcome, "run"), versions=versions, digest=digest)
 
 
 def lines(out):
@@ -158,16 +162,22 @@ def test_products_are_kept_under_their_key(out, requests):
     made = Transcript(
         text="x", language="de", language_probability=None, segments=words, warnings=("w",)
     )
+    origin = Origin(stage="transcript", settings="s", versions="listen=2")
     with open_store(out, requests) as store:
-        store.put_product("a.wav", "transcript", "k1", made)
-        assert store.product("a.wav", "transcript", "k1", Transcript) == made
-        assert store.product("a.wav", "transcript", "k2", Transcript) is None
-        assert store.product("b.wav", "transcript", "k1", Answer) is None
+        first, second, _ = due(store)
+        store.put_product(second, origin, made)
+        assert store.product(second, origin, Transcript) == made
+        assert store.product(second, replace(origin, settings="t"), Transcript) is None
+        assert store.product(replace(second, identity="another"), origin, Transcript) is None
+        assert store.product(first, origin, Answer) is None
+        newer = replace(origin, versions="listen=3")
+        assert store.product(second, newer, Transcript) == made
+        assert store.product(replace(second, refresh=True), newer, Transcript) is None
 
 
 def test_a_key_does_not_hang_on_place(requests):
     moved = replace(requests[0], index=7, where="n:9")
-    assert key_of(moved, "s") == key_of(requests[0], "s") != key_of(requests[1], "s")
+    assert key_of(moved, "", "s") == key_of(requests[0], "", "s") != key_of(requests[1], "", "s")
 
 
 def test_the_folder_of_another_command_is_refused(out, requests):
@@ -228,3 +238,172 @@ def test_an_output_folder_that_is_a_file(tmp_path):
     (tmp_path / "out").write_text("")
     with pytest.raises(UserError, match="cannot write"):
         RunStore(tmp_path / "out", "transcribe")
+
+
+# -- another input, another version
+
+
+def test_the_folder_of_another_input_is_refused(out, requests):
+    with open_store(out, requests, root="/calls") as store:
+        finish(store, due(store)[0])
+    open_store(out, requests, root="/calls").close()
+    open_store(out, requests, root=None).close()
+    with pytest.raises(UserError, match=r"another input, /calls \(1 of them\)") as refused:
+        RunStore(out, "transcribe", root="/lectures")
+    assert "-o" in refused.value.hint
+    open_store(out, requests, root="/lectures", overwrite=True).close()
+    open_store(out, requests, root="/lectures").close()
+
+
+def test_results_of_older_stages_are_named_and_redone_on_demand(out, requests):
+    with open_store(out, requests) as store:
+        for one in due(store):
+            finish(store, one, versions="listen=2 talk=3")
+    with open_store(out, requests) as store:
+        assert due(store, versions="listen=2 talk=4") == []
+        assert (store.older.results, store.older.stages) == (3, {"talk"})
+    with open_store(out, requests) as store:
+        assert len(due(store, versions="listen=2 talk=4", refresh=True)) == 3
+
+
+def test_a_log_of_the_first_schema_goes_on(out, requests):
+    with open_store(out, requests) as store:
+        for one in due(store):
+            finish(store, one)
+        store._db.executescript(
+            "".join(
+                f"ALTER TABLE requests DROP COLUMN {column};"
+                for column in ("identity", "digest", "versions", "crashes", "crash_stage")
+            )
+            + "ALTER TABLE products DROP COLUMN versions; DROP TABLE in_flight;"
+            "DELETE FROM meta WHERE name = 'schema'"
+        )
+    with open_store(out, requests) as store:
+        assert due(store) == []
+        assert store.counts() == {"ok": 3}
+
+
+def test_a_log_of_a_later_schema_is_left_alone(out, requests):
+    with open_store(out, requests) as store:
+        store._set_meta("schema", "99")
+    with pytest.raises(UserError, match="newer version of omni"):
+        RunStore(out, "transcribe")
+
+
+# -- content instead of time
+
+
+def done_with_digests(out, requests):
+    with open_store(out, requests) as store:
+        for one in due(store):
+            finish(store, one, digest=digest_of(one.request.audio))
+
+
+def touched(path):
+    stat = path.stat()
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
+
+
+def test_with_checksums_a_new_time_is_no_change(out, requests):
+    done_with_digests(out, requests)
+    touched(requests[1].audio)
+    with open_store(out, requests) as store:
+        assert due(store, checksum=True) == []
+    with open_store(out, requests) as store:
+        assert [one.stem for one in due(store)] == ["a"]
+
+
+def test_with_checksums_a_change_that_the_time_hides_is_one(out, requests):
+    done_with_digests(out, requests)
+    path = requests[1].audio
+    before = path.stat()
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert stat_of(path) == f"{before.st_size},{before.st_mtime_ns},{before.st_ino}"
+    with open_store(out, requests) as store:
+        assert due(store) == []
+    with open_store(out, requests) as store:
+        assert [one.stem for one in due(store, checksum=True)] == ["a"]
+
+
+# -- what processes died over
+
+
+def die(out, requests, ids, stage="talk"):
+    """A process that is killed with these in hand."""
+    store = open_store(out, requests)
+    due(store)
+    with pytest.raises(KeyboardInterrupt), store.in_flight(stage, ids):
+        store._db.execute("CREATE TEMP TABLE kept AS SELECT * FROM in_flight")
+        raise KeyboardInterrupt
+    store._db.execute("INSERT INTO in_flight SELECT * FROM kept")
+    store._held.close()
+
+
+def test_what_was_in_hand_runs_last_and_the_guilty_fails_after_three(out, requests):
+    die(out, requests, ["b.wav", "a.wav"])
+    with open_store(out, requests) as store:
+        assert [(one.stem, one.crashes) for one in due(store)] == [
+            ("sub/c", 0),
+            ("b", 1),
+            ("a", 1),
+        ]
+    die(out, requests, ["a.wav"])
+    with open_store(out, requests) as store:
+        _, b, a = due(store)
+        assert [(one.stem, one.crashes) for one in (b, a)] == [("b", 1), ("a", 2)]
+        finish(store, b)
+    die(out, requests, ["a.wav"])
+    with open_store(out, requests) as store:
+        a = due(store)[-1]
+        assert (a.crashes, a.crash_stage) == (MAX_CRASHES, "talk")
+        finish(store, a, "failed")
+    with open_store(out, requests) as store:
+        assert [one.stem for one in due(store)] == ["sub/c"]
+        again = due(store, retry_failed=True)
+        assert [(one.stem, one.crashes) for one in again] == [("sub/c", 0), ("a", 2)]
+        finish(store, again[1])
+    with open_store(out, requests) as store:
+        assert store._db.execute("SELECT sum(crashes) FROM requests").fetchone() == (0,)
+
+
+def test_an_orderly_end_leaves_nothing_in_hand(out, requests):
+    with (
+        open_store(out, requests) as store,
+        pytest.raises(ValueError, match="x"),
+        store.in_flight("talk", ["a.wav"]),
+    ):
+        raise ValueError("x")
+    with open_store(out, requests) as store:
+        assert [one.crashes for one in due(store)] == [0, 0, 0]
+
+
+def test_leaving_at_once_is_no_crash(out, requests):
+    die(out, requests, ["b.wav"])
+    (out / ".omni" / "left-at-once").touch()
+    with open_store(out, requests) as store:
+        assert [one.crashes for one in due(store)] == [0, 0, 0]
+    assert not (out / ".omni" / "left-at-once").exists()
+
+
+# -- what failed, as a manifest
+
+
+def test_errors_can_be_fed_back(out, requests):
+    with open_store(out, requests) as store:
+        for one, status in zip(due(store), ("ok", "failed", "failed"), strict=True):
+            finish(store, one, status)
+        store.write_results()
+    fed = list(read_inputs([str(out / "errors.jsonl")], stdin=sys.stdin))
+    assert [(r.request_id, r.audio) for r in fed] == [(r.request_id, r.audio) for r in requests[1:]]
+    assert fed[0].raw["x"] == [1, {"y": None}]
+    with open_store(out, requests) as store:
+        for one in due(store, retry_failed=True):
+            finish(store, one)
+        store.write_results()
+    assert not (out / "errors.jsonl").exists()
+
+
+def test_the_log_is_for_its_owner(out, requests):
+    open_store(out, requests).close()
+    assert (out / ".omni").stat().st_mode & 0o077 == 0

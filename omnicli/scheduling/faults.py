@@ -1,0 +1,121 @@
+"""Faults that tests put into a run, so that isolation can be shown: see `config.Fault`.
+
+raise   the batch raises                     oom     the batch does not fit (`oom>8`: of more rows)
+nan     the row's numbers are no numbers     noend   an autoregressive row never ends by itself
+hang    the batch never returns              exit    the process is killed
+"""
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from omnicli.config import Fault
+from omnicli.data import Failure, ItemKey, Product
+from omnicli.execution.stage import LoopStage, RowEnd, StepOut
+
+
+class Faults:
+    """The faults of a run; mostly there are none."""
+
+    def __init__(self, faults: Sequence[Fault] = ()) -> None:
+        self._faults = tuple(faults)
+
+    def strike(self, stage: str, keys: Sequence[ItemKey]) -> None:
+        """What befalls a batch before it runs."""
+        for fault in self._of(stage):
+            if any(self._meant(fault, keys)):
+                _strike(fault, len(keys))
+
+    def rows(self, stage: str, keys: Sequence[ItemKey], kind: str) -> list[bool]:
+        """Which rows a fault of that kind is meant for."""
+        marks = [self._meant(fault, keys) for fault in self._of(stage) if fault.kind == kind]
+        return [any(marked) for marked in zip(*marks, strict=True)] if marks else []
+
+    def bent(self, stage: LoopStage[Any, Any], name: str, keys: Sequence[ItemKey]) -> Any:
+        """The stage, its predictions bent for some rows."""
+        nan, endless = self.rows(name, keys, "nan"), self.rows(name, keys, "noend")
+        if not any(nan) and not any(endless):
+            return stage
+        return _Bent(stage, nan or [False] * len(keys), endless or [False] * len(keys))
+
+    def _of(self, stage: str) -> list[Fault]:
+        return [fault for fault in self._faults if fnmatchcase(stage, fault.stage)]
+
+    def _meant(self, fault: Fault, keys: Sequence[ItemKey]) -> list[bool]:
+        return [fnmatchcase(key.request_id, fault.request_id) for key in keys]
+
+
+def _strike(fault: Fault, rows: int) -> None:
+    if fault.kind == "raise":
+        raise RuntimeError("a fault for a test")
+    if fault.kind == "oom" and rows > fault.rows:
+        raise MemoryError("a fault for a test")
+    if fault.kind == "exit":
+        os.kill(os.getpid(), signal.SIGKILL)
+    while fault.kind == "hang":
+        time.sleep(0.05)
+
+
+def spoilt(product: Product | Failure) -> Product | Failure:
+    """A product whose numbers are no numbers."""
+    changed: dict[str, Any] = {}
+    for field in fields(product):
+        value = getattr(product, field.name)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            changed[field.name] = torch.full_like(value, torch.nan)
+        elif isinstance(value, float):
+            changed[field.name] = float("nan")
+    return replace(product, **changed)
+
+
+@dataclass(slots=True)
+class _BentState:
+    inner: Any
+    nan: Tensor  # [B] bool
+    endless: Tensor  # [B] bool
+
+    def keep(self, rows: Tensor) -> None:
+        self.inner.keep(rows)
+        self.nan, self.endless = self.nan[rows], self.endless[rows]
+
+
+class _Bent(LoopStage[Any, _BentState]):
+    """A loop stage whose predictions are bent for some of its rows."""
+
+    def __init__(self, inner: LoopStage[Any, Any], nan: list[bool], endless: list[bool]) -> None:
+        self.inner = inner
+        self.books, self.end_ids, self.scored = inner.books, inner.end_ids, inner.scored
+        self._nan, self._endless = nan, endless
+
+    def limit(self, item: Any) -> int:
+        return self.inner.limit(item)
+
+    def start(self, items: Sequence[Any]) -> tuple[_BentState, StepOut]:
+        state, out = self.inner.start(items)
+        fill = [False] * (len(items) - len(self._nan))
+        bent = _BentState(state, torch.tensor(self._nan + fill), torch.tensor(self._endless + fill))
+        return bent, self._bend(out, bent)
+
+    def step(self, frames: Tensor, state: _BentState) -> StepOut:
+        return self._bend(self.inner.step(frames, state.inner), state)
+
+    def next_book(self, frames: Tensor, last: StepOut, state: _BentState) -> Tensor:
+        return self.inner.next_book(frames, last, state.inner)
+
+    def finish(self, item: Any, end: RowEnd, state: _BentState, row: int) -> Product | Failure:
+        return self.inner.finish(item, end, state.inner, row)
+
+    def _bend(self, out: StepOut, state: _BentState) -> StepOut:
+        logits = out.logits.clone()
+        logits[state.nan] = torch.nan
+        endless = logits[state.endless].nan_to_num(neginf=-1e4)
+        endless[:, sorted(self.end_ids)] = -torch.inf
+        logits[state.endless] = endless
+        return replace(out, logits=logits)
