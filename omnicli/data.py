@@ -127,7 +127,7 @@ class Thought:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length" or "loop"
     problem: str = ""  # why this text is not to be trusted; empty: it is
 
 
@@ -162,7 +162,7 @@ class Draft:
     """Free text from a language model, before anyone has checked it."""
 
     text: str
-    finish_reason: str  # "stop" or "length"
+    finish_reason: str  # "stop", "length" or "loop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

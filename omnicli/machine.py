@@ -9,16 +9,27 @@ import math
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path("/")
-# Where locks or shared memory are known to misbehave: SQLite's WAL needs memory that is shared
-# (sqlite.org/wal.html), and flock may be local to each machine or missing.
+# Where flock, or the shared memory of SQLite's WAL (sqlite.org/wal.html), is not to be relied on.
 NETWORK = frozenset(
-    """nfs nfs4 cifs smb smb2 smb3 smbfs ncpfs afs 9p ceph glusterfs lustre beegfs gpfs ocfs2 gfs2
-    fuse.sshfs fuse.rclone fuse.s3fs fuse.gcsfuse fuse.goofys fuse.mountpoint-s3 fuse.glusterfs
-    fuse.cephfs davfs fuse.davfs2 virtiofs vboxsf fuse.vmhgfs-fuse fuse.juicefs""".split()
+    (
+        # flock goes through a lock service that may be missing; mapped pages are not shared
+        "nfs nfs4 cifs smb smb2 smb3 smbfs ncpfs afs davfs "
+        # flock holds in the cluster or on one machine only, as somebody configured it
+        "ceph lustre beegfs gpfs glusterfs ocfs2 gfs2 orangefs "
+        # a folder of the host in a guest or a container: flock stops at the guest's border,
+        # and some refuse to map a file that is written
+        "9p virtiofs vboxsf vmhgfs drvfs fakeowner "
+        # nobody has looked yet at what will be mounted here
+        "autofs"
+    ).split()
 )
+# FUSE: flock is for one machine unless the daemon does better, and mapping is up to it. These
+# lie on local disks and do both.
+LOCAL_FUSE = frozenset("fuse.fuse-overlayfs fuse.gocryptfs fuse.encfs".split())
 _NO_LIMIT = 1 << 60  # cgroup v1 writes a huge number where there is no limit
 
 
@@ -107,30 +118,55 @@ def _text(path: Path) -> str:
 # -- disks
 
 
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    number: str
+    parent: str
+    point: str
+    kind: str
+
+
 def filesystem_of(path: Path, root: Path = ROOT) -> str:
     """The type of the file system that a path lies on, or would; empty if that is not known."""
     real = os.path.realpath(path)
-    kind, longest = "", -1
-    for line in _text(root / "proc/self/mountinfo").splitlines():
-        before, dash, after = line.partition(" - ")
-        fields = before.split(" ")
-        if not dash or len(fields) < 5:
-            continue
-        mount = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4])
-        inside = mount == "/" or real == mount or real.startswith(f"{mount}/")
-        if inside and len(mount) >= longest:  # a later mount hides an earlier one
-            kind, longest = after.split(" ")[0], len(mount)
+    mounts = [one for one in _mounts(root) if f"{real}/".startswith(f"{one.point.rstrip('/')}/")]
+    numbers = {one.number for one in mounts}
+    reached = [one for one in mounts if one.parent not in numbers - {one.number}]
+    kind = ""
+    while reached:  # as the kernel walks: the first mount on the way hides what was below it
+        nearest = min(reversed(reached), key=lambda one: len(one.point))
+        kind = nearest.kind
+        mounts.remove(nearest)
+        reached = [one for one in mounts if one.parent == nearest.number]
     return kind
 
 
+def _mounts(root: Path) -> Iterator[_Mount]:
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if after and len(fields) >= 5:
+            point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), fields[4])
+            yield _Mount(fields[0], fields[1], point, after.split(" ")[0])
+
+
 def is_network(fstype: str) -> bool:
-    """Whether other machines may write there too, so that locks and shared memory are doubtful."""
-    return fstype in NETWORK
+    """Whether other machines may write there too, so that locks and shared memory are doubtful.
+
+    An unknown FUSE file system counts as one: a lease where a lock would do costs nothing.
+    """
+    is_fuse = fstype == "fuse" or fstype.startswith("fuse.")
+    return fstype in NETWORK or (is_fuse and fstype not in LOCAL_FUSE)
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that may still be written there; of the deepest folder that exists."""
+    """Bytes that may still be written there, in the deepest folder that exists. Raises OSError."""
+    found = os.statvfs(standing(path))
+    return found.f_bavail * found.f_frsize
+
+
+def standing(path: Path) -> Path:
+    """The path, or the deepest folder on the way to it that exists. Raises OSError."""
     while not path.exists() and path != path.parent:
         path = path.parent
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize
+    return path

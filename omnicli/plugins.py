@@ -5,7 +5,7 @@ A family that is too large for a file is a folder.
     kind       folder                            object
     family     omnicli/execution/families/       `load(config, cache) -> Family`
     handover   omnicli/scheduling/handover/      `run(wave, stages, driver) -> None`
-    loop       omnicli/scheduling/loops/         `run(stage, items, seeds, policies) -> Iterator`
+    loop       omnicli/scheduling/loops/         `run(stage, items, seeds, policy) -> Iterator`
     policy     omnicli/scheduling/policies/      `build(**options) -> Policy`
     writer     omnicli/io/writers/               `write(outcome, folder) -> Path | None`
 

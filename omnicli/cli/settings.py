@@ -21,6 +21,13 @@ PREFIX = "OMNI_"
 OTHER_VARIABLES = ("cache", "test_faults", "config", "profile")  # that are no options, or not only
 NOT_IN_FILES = ("config", "profile", "inputs", "source")
 SECRETS = ("ping_url",)
+_KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+}
 NEAR = 0.8  # so alike is a variable's name to one of ours that it is taken for a slip
 
 Commands = Mapping[str, Callable[..., None]]
@@ -192,7 +199,7 @@ def _fitted(name: str, value: Any, kind: Any, base: Path, place: str) -> Any:
     wanted: tuple[type, ...] = (int, float) if kind is float else (kind,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
         raise UserError(
-            f"{place}: {name.replace('_', '-')} = {value!r}", hint=f"a {kind.__name__} is expected"
+            f"{place}: {name.replace('_', '-')} = {value!r}", hint=f"{_KINDS[kind]} is expected"
         )
     return str(value) if kind is float else value
 

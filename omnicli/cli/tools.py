@@ -10,7 +10,7 @@ import typer
 
 from omnicli import plugins
 from omnicli.cli import settings
-from omnicli.cli.places import model_cache
+from omnicli.cli.places import hub_cache, model_cache
 from omnicli.errors import UserError
 
 manifest_app = typer.Typer(no_args_is_help=True, help="Make and check manifests.")
@@ -209,7 +209,7 @@ def doctor(
     from omnicli.report.doctor import checks
 
     wrong = 0
-    for check in checks(model_cache(), output_dir):
+    for check in checks(model_cache(), output_dir, hub_cache=hub_cache()):
         mark = {True: "ok", False: "WRONG", None: "-"}[check.ok]
         typer.echo(f"{mark:<6} {check.name:<20} {check.told}")
         if check.ok is False:

@@ -1,6 +1,5 @@
 """A run folder from outside: how far it is, and what of it can go."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -42,7 +41,7 @@ class Status:
 def read_status(output_dir: Path) -> Status:
     """Look at a run folder, also while a run works in it. Changes nothing."""
     folder = _run_folder(output_dir)
-    status = Status(output_dir=output_dir, holder=_holder(folder / "lock"))
+    status = Status(output_dir=output_dir, holder=lock.holder(folder / "lock"))
     try:
         with closing(
             sqlite3.connect(f"{(folder / 'run.sqlite').absolute().as_uri()}?mode=ro", uri=True)
@@ -83,22 +82,6 @@ def _read_log(db: sqlite3.Connection, status: Status) -> None:
     )
     if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'in_flight'").fetchone():
         status.in_flight = tuple(row[0] for row in db.execute("SELECT id FROM in_flight"))
-
-
-def _holder(path: Path) -> str | None:
-    """Who holds the lock; None if nobody does."""
-    lease = path.with_name(f"{path.name}.lease")
-    if lease.exists():
-        return lease.read_text(encoding="utf-8", errors="replace").strip() or "a run"
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read(300).strip() or "a run"
-    except OSError:
-        return None
-    return None
 
 
 def _last_run(path: Path) -> Iterator[Event]:

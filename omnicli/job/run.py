@@ -363,7 +363,9 @@ class Job:
         answer = member.inputs.one("answer", Answer)
         waveform = member.inputs.one("vocode", Waveform)
         says = self.config.task.command == "say"
-        made = waveform is not None if says else bool(transcript and transcript.text)
+        unspoken = answer is not None and bool(answer.warnings)
+        heard = bool(transcript and transcript.text)
+        made = (waveform is not None or unspoken) if says else heard
         return replace(
             self._bare(due, "failed" if member.failure else "ok" if made else "empty"),
             transcript=transcript,

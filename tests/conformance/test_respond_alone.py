@@ -9,6 +9,7 @@ from omnicli.data import Draft, Inputs, Ranking, Request, Segment, Transcript
 from omnicli.execution.families.cascade.respond import Responder
 from omnicli.scheduling.loops import lockstep
 from omnicli.scheduling.policies.greedy import Greedy
+from omnicli.scheduling.policies.sample import Sample
 
 TEXTS = (
     "Hello, this is Karen from the dental office. Your appointment on Tuesday has been moved to "
@@ -49,8 +50,14 @@ def filled(items):
     return items + [items[-1]] * (-len(items) % 4)
 
 
-def split(spec, texts):
-    return [item for t in texts for item in spec.split(Request(request_id=t), inputs_of(t))]
+def split(spec, texts, draft=None):
+    items = []
+    for text in texts:
+        inputs = inputs_of(text)
+        if draft and "write" in spec.reads:
+            inputs.put("write", (draft,))
+        items += spec.split(Request(request_id=text), inputs)
+    return items
 
 
 def by_edge(spec, items):
@@ -71,22 +78,30 @@ def test_rankings(model, dtype):
                 assert stage.run(filled([item]))[0] == ranking
 
 
+@pytest.mark.parametrize("name", ["write", "write.again"])
 @torch.inference_mode()
-def test_drafts(model, dtype):
-    spec = responder(model, dtype, say="reply").specs()[1]
+def test_drafts(model, dtype, name):
+    made = responder(model, dtype, say="reply")
+    spec = {spec.name: spec for spec in made.specs()}[name]
+    policy = Greedy() if name == "write" else Sample(0.7)
     with spec.open() as stage:
-        for items in by_edge(spec, split(spec, TEXTS)):
-            together = dict(lockstep.run(stage, filled(items), [0] * len(filled(items)), Greedy()))
+        for items in by_edge(spec, split(spec, TEXTS, Draft(text="", finish_reason="stop"))):
+            together = grown(stage, spec, items, policy)
             for i, item in enumerate(items):
-                alone = dict(lockstep.run(stage, filled([item]), [0] * 4, Greedy()))[0]
+                alone = grown(stage, spec, [item], policy)[0]
                 assert isinstance(alone, Draft)
                 assert alone.text
                 assert alone == together[i]
 
 
+def grown(stage, spec, items, policy):
+    rows = filled(items)
+    return dict(lockstep.run(stage, rows, [spec.seed(row) for row in rows], policy))
+
+
 def test_a_summary_is_made_of_the_transcripts_own_sentences(model, dtype):
     made = responder(model, dtype)
-    rank, _, _, answer = made.specs()
+    rank, *_, answer = made.specs()
     request, inputs = Request(request_id="a"), inputs_of(TEXTS[0])
     with rank.open() as stage, torch.inference_mode():
         inputs.put("rank", tuple(stage.run(filled(rank.split(request, inputs)))[:1]))
@@ -105,7 +120,7 @@ def test_silence_gives_no_answer(model, dtype):
 
 def test_a_free_summary_that_invents_is_replaced(model, dtype):
     made = responder(model, dtype, summary_method="generated")
-    _, _, again, answer = made.specs()
+    *_, again, answer = made.specs()
     request, inputs = Request(request_id="a"), inputs_of(TEXTS[0])
     inputs.put("rank", ())
     inputs.put("write", (Draft(text="Karen was moved to Friday.", finish_reason="stop"),))

@@ -2,8 +2,10 @@
 
 Caches are copied only when fewer than three quarters of the rows live, and never to fewer than a
 multiple of four rows: below that, kernels round differently and a row would feel its company.
+A row for which no token can be chosen, since its logits are NaN or all masked, fails alone.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +19,7 @@ from omnicli.scheduling.bucket import step_up
 from omnicli.scheduling.policy import Chance, Policy
 
 ROWS = 4  # batches are multiples of this
+NOT_FINITE = "not_finite"  # how a row ends for which no token can be chosen
 
 
 def run(
@@ -29,16 +32,17 @@ def run(
 ) -> Iterator[tuple[int, Product | Failure]]:
     """Grow every item to its end; yields (index into `items`, product) as rows end.
 
-    `beat` is called once per step: something moves.
+    `beat` is called once per step: something moves. The loop does not know what its stage is
+    called: the stage of its own failures is left empty.
     """
     state, out = stage.start(items)
     rows = _Rows(stage, items, seeds)
     while True:
         frames, logprobs = rows.choose(out, state, policy)
-        ended = rows.grow(frames, logprobs)
-        for row in ended:
-            index = rows.index[row]
-            yield index, stage.finish(items[index], rows.end(row), state, row)
+        for row in rows.grow(frames, logprobs):
+            index, end = rows.index[row], rows.end(row)
+            fails = end.reason == NOT_FINITE
+            yield index, _failure(end) if fails else stage.finish(items[index], end, state, row)
         if not rows.alive:
             return
         if (kept := rows.compact()) is not None:
@@ -68,17 +72,22 @@ class _Rows:
         return [row for row, item in enumerate(self.index) if not self.reason[item]]
 
     def choose(self, out: StepOut, state: Any, policy: Policy) -> tuple[Tensor, list[float]]:
-        """One frame for every row [B, K] int64, and the first book's logprob where it is wanted."""
+        """One frame for every row [B, K] int64, and the first code's logprob; 0 if not scored.
+
+        It is NaN if a chosen logit is not finite.
+        """
         chance = partial(self.chance.draw, self.index)
-        first = policy.choose(out.logits, chance)
-        frames = first[:, None]
+        first = policy.choose(out.logits, chance)[:, None]
+        frames, chosen = first, out.logits.gather(1, first)
         for _ in range(1, self.stage.books):
             more = self.stage.next_book(frames, out, state)
-            frames = torch.cat([frames, policy.choose(more, chance)[:, None]], dim=1)
-        if not self.stage.scored:
-            return frames, [0.0] * len(frames)
-        chosen = out.logits.gather(1, first[:, None])[:, 0]
-        return frames, (chosen - out.logits.logsumexp(dim=1)).tolist()
+            code = policy.choose(more, chance)[:, None]
+            frames = torch.cat([frames, code], dim=1)
+            chosen = torch.cat([chosen, more.gather(1, code)], dim=1)
+        logprobs = torch.zeros_like(chosen[:, 0])
+        if self.stage.scored:
+            logprobs = chosen[:, 0] - out.logits.logsumexp(dim=1)
+        return frames, logprobs.where(chosen.isfinite().all(dim=1), math.nan).tolist()
 
     def grow(self, frames: Tensor, logprobs: list[float]) -> list[int]:
         """Append a frame to each living row; the rows that ended by it."""
@@ -88,7 +97,9 @@ class _Rows:
         for row in self.alive:
             item = self.index[row]
             self.logprob[item] += logprobs[row]
-            if ids[row] in self.stage.end_ids:
+            if math.isnan(logprobs[row]):
+                self.reason[item] = NOT_FINITE
+            elif ids[row] in self.stage.end_ids:
                 self.reason[item] = "stop"
             else:
                 self.grown[item].append(host[row])
@@ -118,3 +129,8 @@ class _Rows:
         kept = alive + dead[: target - len(alive)]
         self.index = [self.index[row] for row in kept]
         return torch.tensor(kept)
+
+
+def _failure(end: RowEnd) -> Failure:
+    message = f"its predictions are no numbers, {end.steps} tokens from the beginning"
+    return Failure(code=NOT_FINITE, stage="", message=message)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnicli.execution.families.cascade.guard import faithful
+from omnicli.execution.families.cascade.guard import copied, faithful
 
 CALL = (
     "Hello, this is Karen. Your appointment on Tuesday was moved to Thursday at 10:30. "
@@ -36,3 +36,20 @@ def test_words_of_the_transcript_pass(summary):
 )
 def test_what_is_foreign_does_not(summary, why):
     assert not faithful(summary, CALL), why
+
+
+@pytest.mark.parametrize(
+    ("summary", "transcript", "is_copy"),
+    [
+        (CALL, CALL, True),
+        (CALL.lower().replace(".", ","), CALL, True),
+        (CALL[:-12], CALL, True),
+        ("Hello, this is Karen.", CALL, False),
+        ("The parking lot isn't open on Sundays.", CALL, False),
+        (" ".join(CALL.split()[:21]), CALL + " I will call again. " * 9, True),
+        (" ".join(CALL.split()[:15]), CALL + " I will call again. " * 9, False),
+        ("Yes, please.", "Yes, please!", True),
+    ],
+)
+def test_the_transcript_over_again_is_a_copy(summary, transcript, is_copy):
+    assert copied(summary, transcript) is is_copy

@@ -180,6 +180,79 @@ def test_summaries_are_written_when_asked_and_checked(responder):
     assert "rank.again" in busy(made, inputs)
     inputs.put("write", (Draft(text="", finish_reason="stop"),))
     assert "rank.again" in busy(made, inputs)
+    inputs.put("write", (Draft(text=LONG.lower(), finish_reason="stop"),))
+    assert "rank.again" in busy(made, inputs), "a copy is no summary"
+
+
+def test_a_copied_summary_is_not_called_generated(responder):
+    made, inputs = responder(summary_method="generated"), heard("The tap leaks. Please come.")
+    inputs.put("write", (Draft(text="The tap leaks. Please come.", finish_reason="stop"),))
+    inputs.put("rank.again", (Ranking(scores=(0, 1)),))
+    said = answer(made, inputs)
+    assert (said.summary_method, said.warnings) == ("extractive", ("summary_guard",))
+
+
+LOOPING = Draft(text="I will. I will.", finish_reason="loop")
+EMPTY = Draft(text="…", finish_reason="stop")
+GOOD = Draft(text="Thank you.", finish_reason="stop")
+
+
+@pytest.mark.parametrize("draft", [LOOPING, EMPTY])
+def test_a_draft_in_trouble_is_written_once_more_by_chance(responder, draft):
+    made, inputs = responder(say="reply"), heard(LONG)
+    inputs.put("rank", ())
+    inputs.put("write", (GOOD,))
+    assert "write.again" not in busy(made, inputs)
+    inputs.put("write", (draft,))
+    assert "write.again" in busy(made, inputs)
+    spec = {spec.name: spec for spec in made.specs()}["write.again"]
+    assert (spec.policy.name, spec.policy.options) == ("sample", {"temperature": 0.7})
+    [one], [other], [seeded] = (
+        spec.split(Request(request_id=name, seed=seed), inputs)
+        for name, seed in (("a", None), ("b", None), ("a", 5))
+    )
+    assert len({spec.seed(item) for item in (one, other, seeded)}) == 3
+    inputs.put("write.again", (GOOD,))
+    said = answer(made, inputs)
+    assert (said.text, said.finish_reason, said.warnings) == ("Thank you.", "stop", ())
+
+
+@pytest.mark.parametrize("say", ["reply", "prompt"])
+@pytest.mark.parametrize(
+    ("first", "second", "code"),
+    [
+        (LOOPING, LOOPING, "runaway"),
+        (EMPTY, LOOPING, "runaway"),
+        (EMPTY, EMPTY, "no_answer"),
+        (LOOPING, EMPTY, "no_answer"),
+    ],
+)
+def test_an_answer_that_cannot_be_had_has_failed(responder, say, first, second, code):
+    made, inputs = responder(say=say, prompt="Who?"), heard(LONG)
+    inputs.put("write", (first,))
+    inputs.put("write.again", (second,))
+    with pytest.raises(RequestError) as caught:
+        answer(made, inputs)
+    assert caught.value.code == code
+
+
+def test_a_summary_that_loops_twice_is_made_of_the_transcripts_sentences(responder):
+    made, inputs = responder(summary_method="generated"), heard(LONG)
+    inputs.put("write", (LOOPING,))
+    inputs.put("write.again", (LOOPING,))
+    assert "rank.again" in busy(made, inputs)
+    inputs.put("rank.again", (Ranking(scores=(0, 3, 1, 2, 0, 0)),))
+    said = answer(made, inputs)
+    assert said.text == "The tap leaks since May. Please send a plumber."
+    assert (said.summary_method, said.warnings) == ("extractive", ("summary_guard",))
+
+
+def test_a_translation_of_which_nothing_is_sound_gives_no_answer(responder):
+    inputs = heard("Hola.", language="es", translation="")
+    with pytest.raises(RequestError) as caught:
+        answer(responder(), inputs)
+    assert caught.value.code == "no_answer"
+    assert answer(responder(say="transcript"), inputs).text == "Hola."
 
 
 def test_a_prompt_that_fills_the_context_is_refused(responder):
@@ -199,5 +272,6 @@ def test_settings_tell_what_decides_the_answer(responder):
         responder(summary_method="generated"),
         responder(speak=False),
         responder(prompt="Who?"),
+        responder(seed=1),
     ]
     assert len({made.specs()[-1].settings for made in different}) == len(different)

@@ -1,29 +1,14 @@
-"""Loops and prose: what happens to a model's text."""
+"""Drafts: those that loop are stopped and told from others, and prose has no markup."""
+
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
 
-from omnicli.execution.families.cascade.writing import loops, spoken_prose
-
-tokens = st.lists(st.integers(0, 9), max_size=20)
-
-
-@given(tokens, st.lists(st.integers(0, 9), min_size=4, max_size=12))
-def test_what_is_said_three_times_is_found(before, stretch):
-    assert loops([*before, *stretch * 3]) > 0
-
-
-@given(st.lists(st.integers(), unique=True, max_size=100))
-def test_what_is_said_once_is_no_loop(ids):
-    assert loops(ids) == 0
-
-
-@given(tokens)
-def test_a_loop_is_what_it_says(ids):
-    period = loops(ids)
-    if period:
-        assert ids[-period:] == ids[-2 * period : -period] == ids[-3 * period : -2 * period]
+from omnicli.data import Draft
+from omnicli.execution.families.cascade.writing import Write, WriteItem, spoken_prose, trouble_of
+from omnicli.scheduling.loops import lockstep
+from omnicli.scheduling.policies.greedy import Greedy
 
 
 @pytest.mark.parametrize(
@@ -41,3 +26,63 @@ def test_a_loop_is_what_it_says(ids):
 )
 def test_prose_has_no_markup(text, prose):
     assert spoken_prose(text) == prose
+
+
+END, VOCAB = 9, 10
+
+
+class Cache:
+    def keep(self, rows):
+        pass
+
+    def advance(self, steps):
+        pass
+
+
+class Parrot:
+    """Goes on from its last token: to the next one below 5, round and round; or to the end."""
+
+    config = SimpleNamespace(vocab=VOCAB)
+    embed_tokens = SimpleNamespace(weight=torch.zeros(VOCAB, 2))
+
+    def new_cache(self, rows, room):
+        return Cache()
+
+    def __call__(self, ids, cache):
+        following = torch.where(ids < 5, (ids + 1) % 5, (ids + 1).clamp(max=END))
+        return torch.nn.functional.one_hot(following, VOCAB).float() * 9
+
+    def logits(self, hidden):
+        return hidden
+
+
+def drafts(*last_tokens, limit=40):
+    chat = SimpleNamespace(
+        end_ids=frozenset({END}),
+        control_ids=frozenset(),
+        vocab=VOCAB,
+        decode=lambda ids: " ".join(f"w{i}" for i in ids),
+    )
+    items = [WriteItem(ids=(token,), max_new_tokens=limit) for token in last_tokens]
+    made = dict(lockstep.run(Write(Parrot(), chat), items, [0] * len(items), Greedy()))
+    return [made[i] for i in range(len(items))]
+
+
+def test_a_draft_that_loops_is_stopped_and_says_so():
+    loop, ends, silent, other = drafts(4, 5, 8, 2)
+    assert (loop.text, loop.finish_reason) == ("w0 w1 w2 w3 w4", "loop")
+    assert (other.text, other.finish_reason) == ("w3 w4 w0 w1 w2", "loop")
+    assert (ends.text, ends.finish_reason) == ("w6 w7 w8", "stop")
+    assert (silent.text, silent.finish_reason) == ("", "stop")
+    assert [trouble_of(d) for d in (loop, ends, silent)] == ["runaway", "", "no_answer"]
+    [cut] = drafts(4, limit=8)
+    assert (cut.finish_reason, trouble_of(cut)) == ("length", "")
+
+
+@pytest.mark.parametrize("text", ["", "...", "…", "?!", "👍"])
+def test_a_text_without_a_word_is_no_answer(text):
+    assert trouble_of(Draft(text=text, finish_reason="stop")) == "no_answer"
+
+
+def test_a_number_is_an_answer():
+    assert trouble_of(Draft(text="7.", finish_reason="stop")) == ""

@@ -1,6 +1,7 @@
 """Cues: whatever the segments are like, players can show them."""
 
 import math
+import re
 from itertools import pairwise
 
 import pytest
@@ -36,20 +37,33 @@ def transcript_of(parts, decoded_s=0.0):
     )
 
 
-@given(st.lists(segments(), max_size=12))
-def test_cues_are_in_order_apart_and_small(parts):
-    made = cues.cues_of(transcript_of(parts), name_channels=False)
+@given(st.lists(segments(), max_size=12), st.booleans())
+def test_cues_are_in_order_and_small(parts, name_channels):
+    made = cues.cues_of(transcript_of(parts), name_channels=name_channels)
     assert all(c.start_ms < c.end_ms for c in made)
-    assert all(a.end_ms <= b.start_ms for a, b in pairwise(made))
+    assert all(a.start_ms <= b.start_ms for a, b in pairwise(made))
     assert all(1 <= len(c.lines) <= cues.CUE_LINES for c in made)
     assert all(columns(line) <= cues.LINE_COLUMNS for c in made for line in c.lines)
 
 
 @given(st.lists(segments(), max_size=12))
-def test_no_letter_is_lost(parts):
-    made = cues.cues_of(transcript_of(parts), name_channels=False)
-    shown = "".join(line for c in made for line in c.lines)
-    assert sorted(shown.replace(" ", "")) == sorted("".join(s.text for s in parts).replace(" ", ""))
+def test_cues_are_apart_but_for_those_of_two_voices(parts):
+    named = cues.cues_of(transcript_of(parts), name_channels=True)
+    assert all(a.end_ms <= b.start_ms for a, b in pairwise(named))
+    voices = cues.cues_of(transcript_of(parts), name_channels=False)
+    for channel in ("", "left", "right"):
+        own = [c for c in voices if c.channel == channel]
+        assert all(a.end_ms <= b.start_ms for a, b in pairwise(own))
+
+
+@given(st.lists(segments(), max_size=12), st.booleans())
+def test_no_letter_is_lost(parts, name_channels):
+    made = cues.cues_of(transcript_of(parts), name_channels=name_channels)
+    shown = "".join(
+        re.sub(r"^(- )?((left|right):( |$))?", "", line) for c in made for line in c.lines
+    )
+    said = "".join(s.text for s in parts)
+    assert sorted(shown.replace(" ", "")) == sorted(said.replace(" ", ""))
 
 
 @given(st.lists(segments(), max_size=6), st.just(0.0) | st.floats(0.1, 90))
@@ -91,15 +105,71 @@ def test_a_long_segment_is_cut_in_proportion_to_its_letters():
         assert cue.end_ms - cue.start_ms == pytest.approx(20_400 * n / sum(letters), abs=1)
 
 
+def test_two_who_speak_at_once_share_a_cue_or_have_voices():
+    parts = [
+        Segment(start_s=0.0, end_s=4.0, text="We could meet on Monday", channel="left"),
+        Segment(start_s=0.2, end_s=3.0, text="yes", channel="right"),
+        Segment(start_s=4.5, end_s=6.0, text="or on Tuesday", channel="left"),
+    ]
+    named = cues.cues_of(transcript_of(reversed(parts)), name_channels=True)
+    assert [(c.start_ms, c.end_ms, c.lines) for c in named] == [
+        (0, 4000, ("- left: We could meet on Monday", "- right: yes")),
+        (4500, 6000, ("left: or on Tuesday",)),
+    ]
+    voices = cues.cues_of(transcript_of(reversed(parts)), name_channels=False)
+    assert [(c.start_ms, c.end_ms, c.channel, c.lines) for c in voices] == [
+        (0, 4000, "left", ("We could meet on Monday",)),
+        (200, 3000, "right", ("yes",)),
+        (4500, 6000, "left", ("or on Tuesday",)),
+    ]
+
+
+def test_long_turns_at_once_are_paired_line_by_line():
+    words = "we could all meet here on Monday at nine " * 3
+    parts = [
+        Segment(start_s=0.0, end_s=10.0, text=words, channel="left"),
+        Segment(start_s=0.4, end_s=10.4, text=words, channel="right"),
+    ]
+    made = cues.cues_of(transcript_of(parts), name_channels=True)
+    for cue in made:
+        assert [line.split(":")[0] for line in cue.lines] == ["- left", "- right"]
+        assert cue.end_ms - cue.start_ms > 1500
+
+
 def test_a_cue_that_is_talked_over_can_still_be_read():
     parts = [
-        Segment(start_s=0.0, end_s=6.0, text="We could meet on Monday", channel="left"),
-        Segment(start_s=0.2, end_s=3.0, text="yes", channel="right"),
-        Segment(start_s=4.0, end_s=6.0, text="or on Tuesday", channel="left"),
+        Segment(start_s=0.0, end_s=6.0, text="We could meet on Monday"),
+        Segment(start_s=0.2, end_s=3.0, text="yes"),
+        Segment(start_s=4.0, end_s=6.0, text="or on Tuesday"),
     ]
     made = cues.cues_of(transcript_of(reversed(parts)), name_channels=True)
     assert [(c.start_ms, c.end_ms) for c in made] == [(0, 1000), (1000, 3000), (4000, 6000)]
-    assert [c.lines for c in made][:2] == [("left: We could meet on Monday",), ("right: yes",)]
+
+
+@pytest.mark.parametrize(
+    ("text", "ends"),
+    [
+        (
+            "Please bring your insurance card and the papers to me on Friday. The new office is "
+            "right behind the station.",
+            "Friday.",
+        ),
+        (
+            "Please bring the insurance card and the papers to the old office of Dr. Smith on "
+            "Maple Street before noon on any day.",
+            "Dr. Smith",
+        ),
+        (
+            "Please bring the old insurance papers to the office on Friday. Really. Then you can "
+            "come back here and ask for me.",
+            "Really.",
+        ),
+    ],
+)
+def test_a_cue_does_not_end_with_the_first_word_of_a_sentence(text, ends):
+    part = Segment(start_s=0, end_s=9, text=text)
+    first = cues.cues_of(transcript_of([part]), name_channels=False)[0]
+    assert " ".join(first.lines).endswith(ends)
 
 
 def test_lines_are_as_few_as_they_can_be_and_even():

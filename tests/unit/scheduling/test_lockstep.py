@@ -1,10 +1,14 @@
 """The loop alone, against a model that can be worked out by hand."""
 
+import math
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnicli.execution.stage import LoopStage, StepOut
+from omnicli.data import Failure
+from omnicli.execution.stage import LoopStage, RowEnd, StepOut
 from omnicli.scheduling.loops import lockstep
 from omnicli.scheduling.policies.greedy import Greedy
 from omnicli.scheduling.policies.sample import Sample
@@ -113,3 +117,67 @@ def test_a_sampled_row_depends_on_its_seed_and_not_on_its_company():
     together = frames([7, 8, 9, 7])
     assert together[0] == together[3] != together[1]
     assert frames([9])[0] == together[2]
+
+
+class Broken(Countdown):
+    """A row that has counted down to `at` has logits that are all `bad`, in one of the books."""
+
+    def __init__(self, books, bad, at, book):
+        super().__init__(books, 60)
+        self.bad, self.at, self.book = bad, at, book
+
+    def step(self, frames, state):
+        state.left = state.left.masked_fill(state.left == self.at, 0)  # dead by now
+        return super().step(frames, state)
+
+    def next_book(self, frames, last, state):
+        logits = super().next_book(frames, last, state)
+        return self._spoilt(logits, state) if frames.shape[1] == self.book else logits
+
+    def _out(self, state):
+        logits = super()._out(state).logits
+        return StepOut(self._spoilt(logits, state) if self.book == 0 else logits)
+
+    def _spoilt(self, logits, state):
+        return logits.masked_fill((state.left == self.at)[:, None], self.bad)
+
+
+@pytest.mark.parametrize("policy", [Greedy(), Sample(0.5)])
+@pytest.mark.parametrize("scored", [True, False])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+@pytest.mark.parametrize("book", [0, 1])
+def test_a_row_without_a_choice_fails_alone_and_at_once(policy, scored, bad, book):
+    items = [3, 9, 4, 2]
+    stage = Broken(2, bad, 7, book)
+    stage.scored = scored
+    seeds = [1, 2, 3, 4]
+    ends = dict(lockstep.run(stage, items, seeds, policy))
+    assert [type(ends[i]) for i in range(4)] == [RowEnd, Failure, RowEnd, RowEnd]
+    assert (ends[1].code, ends[1].stage) == ("not_finite", "")
+    assert "2 tokens" in ends[1].message, "9 and 8 were said"
+    sound = Countdown(2, 60)
+    sound.scored = scored
+    expected = dict(lockstep.run(sound, items, seeds, policy))
+    for i in (0, 2, 3):
+        assert torch.equal(ends[i].frames, expected[i].frames)
+        assert (ends[i].logprob, ends[i].reason) == (expected[i].logprob, "stop")
+
+
+def test_a_single_number_that_is_none_is_noticed_where_it_would_be_chosen():
+    class OneNan(Noise):
+        def _out(self, state):
+            logits = super()._out(state).logits
+            logits[1, 17] = math.nan
+            return StepOut(logits)
+
+    for scored, policy in ((False, Greedy()), (True, Greedy()), (True, Sample(1.0))):
+        stage = OneNan(1, 5)
+        stage.scored, stage.end_ids = scored, frozenset()
+        ends = dict(lockstep.run(stage, [1, 2, 3, 4], [0] * 4, policy))
+        assert [isinstance(ends[i], Failure) for i in range(4)] == [False, True, False, False]
+
+
+def test_every_step_is_a_sign_of_life():
+    beats = []
+    list(lockstep.run(Countdown(1, 60), [5, 2], [0, 0], Greedy(), beat=lambda: beats.append(1)))
+    assert len(beats) == 5

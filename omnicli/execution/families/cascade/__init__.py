@@ -9,7 +9,7 @@ from omnicli.data import Answer, Inputs, Request
 from omnicli.execution import phonemes
 from omnicli.execution.families.cascade.listen import listen_spec
 from omnicli.execution.families.cascade.recognise import Recogniser
-from omnicli.execution.families.cascade.respond import Responder
+from omnicli.execution.families.cascade.respond import Responder, speakable
 from omnicli.execution.families.cascade.speak import talk_spec, vocode_spec, voice_info
 from omnicli.execution.stage import Family, Settings, StageSpec
 
@@ -61,10 +61,15 @@ def _respond(settings: Settings) -> list[StageSpec]:
 
 
 def _say(settings: Settings) -> list[StageSpec]:
-    def given(request: Request, inputs: Inputs, parts: Sequence[object]) -> Answer:
-        return Answer(kind="say", text=request.speech_text, language=request.language or "")
+    voice_language = voice_info(settings.folders["voice"].folder).language
 
-    return [StageSpec(name="answer", join=given, record=Answer), *_speak(settings)]
+    def given(request: Request, inputs: Inputs, parts: Sequence[object]) -> Answer:
+        language = (request.language or "").lower().replace("_", "-").split("-")[0]
+        answer = Answer(kind="say", text=request.speech_text, language=language)
+        return speakable(answer, voice_language) if language else answer
+
+    spec = StageSpec(name="answer", join=given, record=Answer, settings=voice_language)
+    return [spec, *_speak(settings)]
 
 
 def _speak(settings: Settings) -> list[StageSpec]:

@@ -2,7 +2,7 @@
 
 A word guard: every number, name and content word must stand in the transcript, and each sentence
 must be negated if, and only if, the sentence of the transcript is that shares most words with it.
-It cannot prove a summary true; it catches what small models do most.
+It cannot prove a summary true; it catches what small models do most, copying among it.
 """
 
 import re
@@ -30,6 +30,14 @@ _NUMBERS = {
         "zero one two three four five six seven eight nine ten eleven twelve".split()
     )
 }
+COPIED_WORDS, COPIED_SHARE = 20, 0.9  # of the transcript's beginning, word for word
+
+
+def copied(summary: str, transcript: str) -> bool:
+    """Whether a summary is but the transcript itself, or a long beginning of it."""
+    words, said = _words(summary), _words(transcript)
+    enough = min(COPIED_WORDS, COPIED_SHARE * len(said))
+    return words == said[: len(words)] and len(words) >= enough
 
 
 def faithful(summary: str, transcript: str) -> bool:

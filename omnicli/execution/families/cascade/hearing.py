@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from omnicli.data import AudioClip, Encoded, Language, Segment, Thought
+from omnicli.execution.families.cascade.looping import loops
 from omnicli.execution.kv_cache import KVCache
 from omnicli.execution.nets.whisper import CrossCache, Decoder, Encoder
 from omnicli.execution.stage import LoopStage, MapStage, RowEnd, StepOut
@@ -31,6 +32,7 @@ LISTEN_EDGES_FRAMES = (
     1536,
 )  # of the decoder's audio: few, so batches are large
 MIN_TOKENS, TOKENS_PER_S = 24, 20  # more tokens than anyone speaks: beyond that, a text runs on
+LOOP = (5, 20)  # a text that says the same so often, in so many tokens at the least, is stopped
 
 # openai/whisper transcribe.py
 MAX_COMPRESSION_RATIO = 2.4
@@ -134,6 +136,7 @@ class TranscribeState:
     latest: Tensor  # [B] int64, the last timestamp
     no_speech: list[float]
     last_step: Tensor  # [B] int64, the last timestamp that lies on the clip
+    said: list[list[int]]  # words, no timestamps
 
     def keep(self, rows: Tensor) -> None:
         """See `LoopState`."""
@@ -141,7 +144,9 @@ class TranscribeState:
         self.cross.keep(rows)
         self.last, self.before = self.last[rows], self.before[rows]
         self.latest, self.last_step = self.latest[rows], self.last_step[rows]
-        self.no_speech = [self.no_speech[row] for row in rows.tolist()]
+        kept = rows.tolist()
+        self.no_speech = [self.no_speech[row] for row in kept]
+        self.said = [self.said[row] for row in kept]
 
 
 class Transcribe(LoopStage[Hearing, TranscribeState]):
@@ -177,7 +182,8 @@ class Transcribe(LoopStage[Hearing, TranscribeState]):
         last_step = torch.tensor(
             [first + int(item.clip.duration_s / TIME_PRECISION_S) for item in items], device=device
         )
-        state = TranscribeState(cache, cross, began, began, began, no_speech, last_step)
+        said: list[list[int]] = [[] for _ in items]
+        state = TranscribeState(cache, cross, began, began, began, no_speech, last_step, said)
         logits = self.net.logits(hidden[:, -1], self.bias)
         logits[:, list(self.tokens.suppressed_first)] = float("-inf")
         begin_with_timestamp(logits, self.times)
@@ -192,7 +198,17 @@ class Transcribe(LoopStage[Hearing, TranscribeState]):
         logits = self.net.logits(hidden[:, 0], self.bias)
         self._end_with_the_clip(logits, state)
         timestamp_rules(logits, state.last, state.before, state.latest, self.times)
+        self._stop_loops(logits, state)
         return StepOut(logits)
+
+    def _stop_loops(self, logits: Tensor, state: TranscribeState) -> None:
+        """What goes in circles is over: it takes no row to its limit."""
+        for row, token in enumerate(state.last.tolist()):
+            if token < self.tokens.end:
+                state.said[row].append(token)
+            if loops(state.said[row], *LOOP):
+                logits[row] = float("-inf")
+                logits[row, self.tokens.end] = 0.0
 
     def _end_with_the_clip(self, logits: Tensor, state: TranscribeState) -> None:
         """No timestamp lies behind the clip's last sample."""
@@ -219,7 +235,7 @@ class Transcribe(LoopStage[Hearing, TranscribeState]):
             avg_logprob=avg_logprob,
             compression_ratio=compression_ratio(text),
             no_speech_prob=no_speech,
-            finish_reason=end.reason,
+            finish_reason="loop" if loops(state.said[row], *LOOP) else end.reason,
         )
         return thought if silent else replace(thought, problem=problem_of(thought, item.clip))
 
@@ -290,7 +306,7 @@ def problem_of(thought: Thought, clip: AudioClip) -> str:
     """Why a text is not to be trusted; empty if it is."""
     if thought.finish_reason == "length":
         return "runaway"
-    if thought.compression_ratio > MAX_COMPRESSION_RATIO:
+    if thought.finish_reason == "loop" or thought.compression_ratio > MAX_COMPRESSION_RATIO:
         return "repetition"
     if thought.avg_logprob < MIN_AVG_LOGPROB:
         return "low_score"

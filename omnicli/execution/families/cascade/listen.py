@@ -36,6 +36,9 @@ from omnicli.operators.speech_regions import (
 NAME = "listen"
 MAX_ROWS = 32
 SAMPLE_BYTES = 4
+DAMAGE = frozenset(
+    {"truncated_input", "trailing_data", "decode_errors", "nonfinite_samples", "short_selection"}
+)  # warnings of a recording that fail it with `--strict`
 CLAIM_SHARE = 0.05  # a claimed duration is off if it differs by more than this share
 CLAIM_S = 0.1  # and by more than this
 
@@ -55,11 +58,18 @@ class Listen(MapStage[Request]):
     """Recordings to clips of speech: a few threads decode, then all tracks are heard together."""
 
     def __init__(
-        self, net: SileroVad, decode: Decode, *, workers: int = 2, clips: ClipRule | None = None
+        self,
+        net: SileroVad,
+        decode: Decode,
+        *,
+        workers: int = 2,
+        clips: ClipRule | None = None,
+        strict: bool = False,
     ) -> None:
         self._net = net
         self._decode = decode
         self._workers = workers
+        self._strict = strict
         self._speech_rule = SpeechRule()
         self._clip_rule = clips or ClipRule()
 
@@ -76,9 +86,10 @@ class Listen(MapStage[Request]):
 
     def _try(self, request: Request) -> Recording | Failure:
         try:
-            return self._decode(request)
+            recording = self._decode(request)
         except RequestError as error:
             return Failure(code=error.code, stage=NAME, message=str(error))
+        return (_damage(recording) if self._strict else None) or recording
 
     def _hear(self, recordings: Mapping[Selection, Recording]) -> dict[Selection, Heard]:
         tracks = [track for recording in recordings.values() for track in recording.tracks]
@@ -96,6 +107,15 @@ class Listen(MapStage[Request]):
             speech = speech_spans(row.tolist(), len(track), self._speech_rule)
             loudness = window_peaks(track, level.offset).tolist()
             yield _Found(speech, cut_clips(speech, loudness, len(track), self._clip_rule))
+
+
+def _damage(recording: Recording) -> Failure | None:
+    """The first warning that tells of sound that is lost or spoilt, as a failure."""
+    for warning in recording.warnings:
+        code, _, detail = warning.partition(": ")
+        if code in DAMAGE:
+            return Failure(code=code, stage=NAME, message=detail or code.replace("_", " "))
+    return None
 
 
 def selection(request: Request) -> Selection:
@@ -148,7 +168,10 @@ def listen_spec(settings: Settings) -> StageSpec:
     @contextmanager
     def opened() -> Iterator[Listen]:
         net = load_vad(settings.folders["vad"].folder, device=settings.device)
-        yield Listen(net, settings.decode, workers=settings.workers)
+        yield Listen(net, settings.decode, workers=settings.workers, strict=settings.task.strict)
+
+    task = settings.task
+    strict = " strict" if task.strict else ""
 
     def claimed_s(request: Request) -> float:
         return settings.claimed_s(request) or 0.0
@@ -163,7 +186,7 @@ def listen_spec(settings: Settings) -> StageSpec:
         forecast=lambda duration_s: (minutes(duration_s),),
         max_rows=MAX_ROWS,
         fill_rows=1,  # rows are tracks, filled where they are heard
-        settings=f"{settings.folders['vad']} {settings.task.channels} {SpeechRule()} {ClipRule()}",
+        settings=f"{settings.folders['vad']} {task.channels} {SpeechRule()} {ClipRule()}{strict}",
     )
 
 

@@ -29,7 +29,6 @@ from omnicli.data import (
 from omnicli.errors import RequestError, UserError
 from omnicli.execution.families.cascade.hearing import (
     ENCODER_FRAMES_PER_S,
-    MAX_UNCOVERED_S,
     WINDOW_S,
     Encode,
     Hearing,
@@ -40,6 +39,7 @@ from omnicli.execution.families.cascade.hearing import (
     listen_edge,
     token_limit,
 )
+from omnicli.execution.families.cascade.judging import doubts, judged, scores, sound, warnings
 from omnicli.execution.nets.whisper import WhisperConfig, load_decoder, load_encoder
 from omnicli.execution.seeds import row_seed
 from omnicli.execution.shared import Shared
@@ -48,7 +48,6 @@ from omnicli.execution.whisper_tokens import read_tokens
 
 TEMPERATURES = (0.2, 0.4, 0.6, 0.8, 1.0)  # openai/whisper transcribe.py
 VOTERS = 3  # clips, the longest, that decide a recording's language
-MIN_COVERAGE = 0.5  # of the speech that was found; below, the result carries a warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +339,8 @@ class Recogniser:
         task = self.task.task if self.task.command == "transcribe" else "transcribe"
         own = [best[row] for row in sorted(best) if row[1] == "transcribe"]
         foreign = [best[row] for row in sorted(best) if row[1] == "translate"]
-        chosen = own or foreign
+        chosen = judged(own or foreign, heard)
+        foreign = [sound(thought, heard) for thought in foreign]
         said = any(thought.text for thought in chosen)
         language = self._language(request, inputs) if heard.clips else None
         detected = inputs.one("identify", Language)
@@ -355,9 +355,9 @@ class Recogniser:
             speech_s=heard.speech_s,
             source_rate_hz=heard.source_rate_hz,
             source_channels=heard.source_channels,
-            scores=_scores(chosen),
-            finish_reason="length" if any(t.problem == "runaway" for t in chosen) else "stop",
-            warnings=heard.warnings + _warnings(chosen, heard) + _doubts(foreign if own else ()),
+            scores=scores(chosen, heard),
+            finish_reason="length" if any(t.finish_reason != "stop" for t in chosen) else "stop",
+            warnings=heard.warnings + warnings(chosen, heard) + doubts(foreign if own else ()),
         )
 
 
@@ -386,31 +386,3 @@ def _text(thoughts: Sequence[Thought]) -> str:
 
 def _by_time(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     return tuple(sorted(segments, key=lambda s: (s.start_s, s.end_s, s.channel)))
-
-
-def _scores(thoughts: Sequence[Thought]) -> dict[str, float | str]:
-    """The worst of each score over the clips: what a reviewer sorts by."""
-    if not thoughts:
-        return {}
-    windows = {t.window for t in thoughts}
-    return {
-        "avg_logprob": round(min(t.avg_logprob for t in thoughts), 4),
-        "compression_ratio": round(max(t.compression_ratio for t in thoughts), 4),
-        "no_speech_prob": round(max(t.no_speech_prob for t in thoughts), 4),
-        "temperature": max(t.temperature for t in thoughts),
-        "window": windows.pop() if len(windows) == 1 else "mixed",
-    }
-
-
-def _doubts(translations: Sequence[Thought]) -> tuple[str, ...]:
-    """Translations that are not to be trusted."""
-    found = sorted({t.problem for t in translations if t.problem in _UNSOUND})
-    return tuple(f"suspect_translation: {problem}" for problem in found)
-
-
-def _warnings(thoughts: Sequence[Thought], heard: Heard) -> tuple[str, ...]:
-    found = sorted({f"suspect_text: {t.problem}" for t in thoughts if t.problem in _UNSOUND})
-    covered_s = sum(s.end_s - s.start_s for t in thoughts for s in t.segments)
-    if heard.speech_s > MAX_UNCOVERED_S and covered_s < MIN_COVERAGE * heard.speech_s:
-        found.append(f"low_coverage: {covered_s:.1f} of {heard.speech_s:.1f} s of speech")
-    return tuple(found)

@@ -1,21 +1,23 @@
-"""Transcripts to answers: the stages rank, write, rank.again and answer.
+"""Transcripts to answers: the stages rank, write, write.again, rank.again and answer.
 
 Summaries are extractive with small models: sentences of the transcript, ranked by the model, since
 a small model that writes freely invents. Larger ones write; what their summary adds to the
 transcript sends it back to the ranking (`rank.again`). Replies and prompts are always written.
+What loops or says nothing is written once more with chance (`write.again`); if that is no better,
+a summary is extractive, and a reply or prompt has failed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from omnicli.config import SAY, ModelFolder, Task
+from omnicli.config import SAY, ModelFolder, PolicySpec, Task
 from omnicli.data import Answer, Draft, Inputs, Ranking, Request, Transcript
 from omnicli.errors import RequestError
 from omnicli.execution.chat import SLOT, Chat, Message
-from omnicli.execution.families.cascade.guard import faithful
+from omnicli.execution.families.cascade.guard import copied, faithful
 from omnicli.execution.families.cascade.ranking import (
     Rank,
     Ranked,
@@ -28,14 +30,22 @@ from omnicli.execution.families.cascade.ranking import (
     picks,
     units_of,
 )
-from omnicli.execution.families.cascade.writing import Write, WriteItem
+from omnicli.execution.families.cascade.writing import (
+    AGAIN_TEMPERATURE,
+    Write,
+    WriteItem,
+    trouble_of,
+)
 from omnicli.execution.nets.llama import load_llama, read_config
+from omnicli.execution.seeds import row_seed
 from omnicli.execution.shared import Shared
 from omnicli.execution.stage import StageSpec
 
 FREE_PARAMETERS = 1_000_000_000  # models below that do not write summaries by themselves
 MOST_CONTEXT_TOKENS = 8192
 WORDS_PER_S, TOKENS_PER_WORD = 2.5, 1.4  # of usual speech, for planning
+WRITE, WRITE_AGAIN = "write", "write.again"
+_TROUBLES = {"runaway": "the answer repeats itself", "no_answer": "the model wrote no words"}
 
 _REPLY: tuple[Message, ...] = (
     (
@@ -96,7 +106,8 @@ class Responder:
         """All stages; those that nobody needs are never opened."""
         return [
             self._rank("rank", self._ranked_first),
-            self._write(),
+            self._write(WRITE, self._items),
+            self._write(WRITE_AGAIN, self._items_again),
             self._rank("rank.again", self._ranked_again),
             self._answer(),
         ]
@@ -113,6 +124,8 @@ class Responder:
         if kind not in SAY or (kind == "prompt" and not prompt):
             raise RequestError("bad_request", f"cannot say {kind!r}; one of: {', '.join(SAY)}")
         translated = transcript.translation is not None and kind != "transcript"
+        if translated and not transcript.translation:
+            raise RequestError("no_answer", "nothing of the translation is sound")
         text = (transcript.translation if translated else transcript.text) or ""
         return Wanted(
             kind=kind,
@@ -154,10 +167,11 @@ class Responder:
 
     def _refused(self, wanted: Wanted, inputs: Inputs) -> bool:
         """Whether a written summary is not to be trusted."""
-        draft = inputs.one("write", Draft)
+        draft = _draft(inputs)
         if wanted.kind != "summary" or draft is None:
             return False
-        return not draft.text or not faithful(draft.text, wanted.text)
+        sound = not trouble_of(draft) and not copied(draft.text, wanted.text)
+        return not (sound and faithful(draft.text, wanted.text))
 
     def _rank(self, name: str, split: Callable[[Request, Inputs], list[RankItem]]) -> StageSpec:
         @contextmanager
@@ -169,7 +183,7 @@ class Responder:
         width = 12 * c.width + 3 * c.inner
         return StageSpec(
             name=name,
-            reads=("transcript",) if name == "rank" else ("transcript", "rank", "write"),
+            reads=("transcript", *(() if name == "rank" else ("rank", WRITE, WRITE_AGAIN))),
             split=split,
             open=opened,
             length=lambda item: item.tokens,
@@ -212,6 +226,14 @@ class Responder:
             ids += [*filling, *tail]
         return [WriteItem(ids=tuple(ids), max_new_tokens=self.task.max_new_tokens)]
 
+    def _items_again(self, request: Request, inputs: Inputs) -> list[WriteItem]:
+        draft = inputs.one(WRITE, Draft)
+        if draft is None or not trouble_of(draft):
+            return []
+        seed = self.task.seed if request.seed is None else request.seed
+        own = row_seed(seed, request.request_id, WRITE_AGAIN, 0)
+        return [replace(item, seed=own) for item in self._items(request, inputs)]
+
     def _condensed(self, wanted: Wanted, inputs: Inputs) -> str:
         """The whole text, or as many of its best sentences as fit, in their order."""
         ranked = self._ranking(wanted, inputs)
@@ -225,7 +247,7 @@ class Responder:
             chosen.add(place)
         return join_units([wanted.units[place] for place in sorted(chosen)])
 
-    def _write(self) -> StageSpec:
+    def _write(self, name: str, split: Callable[[Request, Inputs], list[WriteItem]]) -> StageSpec:
         @contextmanager
         def opened() -> Iterator[Write]:
             with self.net.use() as net:
@@ -234,25 +256,28 @@ class Responder:
         c = self.config
         kv = 2 * c.layers * c.kv_heads * c.head_width * self.dtype.itemsize
         width = (12 * c.width + 3 * c.inner) * self.dtype.itemsize
+        sampled = PolicySpec(name="sample", options={"temperature": AGAIN_TEMPERATURE})
         return StageSpec(
-            name="write",
-            reads=("transcript", "rank"),
-            split=self._items,
+            name=name,
+            reads=("transcript", "rank", *(() if name == WRITE else (WRITE,))),
+            split=split,
             open=opened,
             length=lambda item: len(item.ids),
             edge=edge_tokens,
             row_bytes=lambda n: (n + self.task.max_new_tokens) * kv + n * width + 12 * c.vocab,
             max_rows=32,
+            seed=lambda item: item.seed,
+            policy=PolicySpec() if name == WRITE else sampled,
         )
 
     # -- answer
 
     def _answer(self) -> StageSpec:
         task = self.task
-        wishes = (task.say, task.prompt, self.method, task.max_new_tokens, task.speak)
+        wishes = (task.say, task.prompt, self.method, task.max_new_tokens, task.speak, task.seed)
         return StageSpec(
             name="answer",
-            reads=("transcript", "rank", "write", "rank.again"),
+            reads=("transcript", "rank", WRITE, WRITE_AGAIN, "rank.again"),
             join=self._join,
             record=Answer,
             settings=" ".join(map(str, (self.model, *wishes, self.voice_language))),
@@ -262,38 +287,55 @@ class Responder:
         wanted = self.wanted(request, inputs)
         if wanted is None:
             return None
-        warnings: list[str] = []
-        method = None
-        finish_reason = "stop"
-        draft = inputs.one("write", Draft)
-        if wanted.kind in ("translation", "transcript"):
-            text = wanted.text
-        elif draft is None or self._refused(wanted, inputs):
-            text, method = self._extract(wanted, inputs), "extractive"
-            warnings += ["summary_guard"] if draft else []
-        else:
-            text, finish_reason = draft.text, draft.finish_reason
-            method = "generated" if wanted.kind == "summary" else None
-            warnings += ["condensed"] if self._too_long(wanted) else []
-            warnings += ["cut_by_max_new_tokens"] if finish_reason == "length" else []
-        language = self.voice_language if draft and method != "extractive" else wanted.language
+        made = self._made(wanted, inputs)
         speak = request.speak if request.speak is not None else self.task.speak
-        if speak and language != self.voice_language:
-            speak = False
-            warnings.append(f"voice_cannot_speak: {language}")
+        return speakable(made, self.voice_language) if speak else replace(made, speak=False)
+
+    def _made(self, wanted: Wanted, inputs: Inputs) -> Answer:
+        draft = _draft(inputs)
+        if wanted.kind in ("translation", "transcript"):
+            return Answer(kind=wanted.kind, text=wanted.text, language=wanted.language)
+        if draft is not None and not self._refused(wanted, inputs):
+            return self._written(wanted, draft)
         return Answer(
             kind=wanted.kind,
-            text=text,
-            language=language,
-            summary_method=method,
-            finish_reason=finish_reason,
-            speak=speak,
-            warnings=tuple(warnings),
+            text=self._extract(wanted, inputs),
+            language=wanted.language,
+            summary_method="extractive",
+            warnings=("summary_guard",) if draft else (),
+        )
+
+    def _written(self, wanted: Wanted, draft: Draft) -> Answer:
+        """The draft as it is; RequestError if it is none."""
+        if trouble := trouble_of(draft):
+            raise RequestError(trouble, f"{_TROUBLES[trouble]}, both times")
+        cut = draft.finish_reason == "length"
+        warnings = ["condensed"] if self._too_long(wanted) else []
+        return Answer(
+            kind=wanted.kind,
+            text=draft.text,
+            language=self.voice_language,
+            summary_method="generated" if wanted.kind == "summary" else None,
+            finish_reason=draft.finish_reason,
+            warnings=(*warnings, *(["cut_by_max_new_tokens"] if cut else [])),
         )
 
     def _extract(self, wanted: Wanted, inputs: Inputs) -> str:
         ranked = self._ranking(wanted, inputs)
         return extract(ranked) if ranked else join_units(wanted.units)
+
+
+def _draft(inputs: Inputs) -> Draft | None:
+    """What was written last."""
+    return inputs.one(WRITE_AGAIN, Draft) or inputs.one(WRITE, Draft)
+
+
+def speakable(answer: Answer, voice_language: str) -> Answer:
+    """An answer that is to be spoken, if the voice can; else it is only written, with a warning."""
+    if answer.language == voice_language:
+        return answer
+    warning = f"voice_cannot_speak: {answer.language}"
+    return replace(answer, speak=False, warnings=(*answer.warnings, warning))
 
 
 def forecast_tokens(seconds: float) -> list[int]:

@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ MAX_IDS = 400  # of one utterance; about ten seconds. Longer ones are cut
 FRAMES_PER_ID = 2.2  # usual, pads counted; for estimates
 MAX_ID_S = 1.0  # a phoneme longer than this is cut to it
 MAX_MEAN_FRAMES = 10  # per id; more is a runaway
+RUNAWAY = "runaway"
 SLACK_FRAMES = 100
 # An even number of rows whose length is a multiple of 16 gives each row the same bits, whoever
 # else is there: oneDNN takes other kernels for one row, and torch's exp and gelu other ones for
@@ -221,12 +222,13 @@ class Talk(MapStage[Utterance]):
 
     @torch.inference_mode()
     def run(self, items: Sequence[Utterance]) -> list[Speech | Failure]:
-        """See `MapStage`."""
-        drawn: dict[int, _Drawn | Failure] = {}
-        for edge, rows in _by_edge(len(u.ids) for u in items):
-            drawn |= zip(rows, self._draw([items[r] for r in rows], edge), strict=True)
+        """See `MapStage`. An utterance that runs away is drawn once more, with another seed."""
+        drawn = self._drawn(items)
+        again = [i for i, d in enumerate(drawn) if isinstance(d, Failure) and d.code == RUNAWAY]
+        for i, second in zip(again, self._drawn([_reseeded(items[i]) for i in again]), strict=True):
+            drawn[i] = second
         made: dict[int, Speech | Failure] = {
-            i: d for i, d in drawn.items() if isinstance(d, Failure)
+            i: d for i, d in enumerate(drawn) if isinstance(d, Failure)
         }
         left = [i for i in range(len(items)) if i not in made]
         frames = [d.frames for i in left if isinstance(d := drawn[i], _Drawn)]
@@ -237,6 +239,13 @@ class Talk(MapStage[Utterance]):
                 for r, owner, made_of in zip(some, owners, latents, strict=True):
                     made[left[r]] = Speech(latents=made_of, pause_s=owner.pause_s)
         return [made[i] for i in range(len(items))]
+
+    def _drawn(self, items: Sequence[Utterance]) -> list[_Drawn | Failure]:
+        """Every row's prior, in order."""
+        drawn: dict[int, _Drawn | Failure] = {}
+        for edge, rows in _by_edge(len(u.ids) for u in items):
+            drawn |= zip(rows, self._draw([items[r] for r in rows], edge), strict=True)
+        return [drawn[i] for i in range(len(items))]
 
     def _draw(self, items: Sequence[Utterance], edge: int) -> list[_Drawn | Failure]:
         """Rows of one edge through text encoder and durations."""
@@ -270,12 +279,11 @@ class Talk(MapStage[Utterance]):
         n = len(item.ids)
         lasts = torch.ceil(torch.exp(log_frames[:n]) * scale)
         longest = math.ceil(MAX_ID_S * self._voice.frames_per_s * max(1.0, scale))
-        # A NaN passes the clamp, and then fails the comparison.
         total = float(lasts.clamp_(max=longest).sum())
-        if not total <= SLACK_FRAMES + MAX_MEAN_FRAMES * n * max(1.0, scale):
-            return Failure(
-                code="runaway", stage=TALK, message=f"{total:.0f} frames for {n} phonemes"
-            )
+        if math.isnan(total):  # it passes the clamp
+            return Failure(code="not_finite", stage=TALK, message="its durations are no numbers")
+        if total > SLACK_FRAMES + MAX_MEAN_FRAMES * n * max(1.0, scale):
+            return Failure(code=RUNAWAY, stage=TALK, message=f"{total:.0f} frames for {n} phonemes")
         if total < 1:
             lasts[-1] = 1
         which = torch.repeat_interleave(lasts.long())
@@ -291,6 +299,11 @@ class Talk(MapStage[Utterance]):
         speakers = speaker_rows(self._net.emb_g, [u.speaker for u in _filled(owners)])
         latents = self._net.flow(z, _mask(lengths.cpu(), edge).to(self._device), speakers)
         return unpad(latents[: len(frames)].cpu(), [len(f) for f in frames])
+
+
+def _reseeded(item: Utterance) -> Utterance:
+    """The same words with other noise, which depends on nothing but its own."""
+    return replace(item, seed=row_seed(item.seed, "", f"{TALK}.again", 0))
 
 
 class _Noise:

@@ -1,4 +1,7 @@
-"""The stage `write`: a language model continues a prompt: replies, prompts, free summaries."""
+"""The stage `write`: a language model continues a prompt: replies, prompts, free summaries.
+
+A draft that loops, or that has no words, is written once more, sampled: `write.again`.
+"""
 
 import re
 from collections.abc import Sequence
@@ -9,14 +12,15 @@ from torch import Tensor
 
 from omnicli.data import Draft
 from omnicli.execution.chat import Chat
+from omnicli.execution.families.cascade.looping import loops
 from omnicli.execution.families.cascade.ranking import edge_tokens
 from omnicli.execution.kv_cache import KVCache
 from omnicli.execution.nets.llama import Llama
 from omnicli.execution.stage import LoopStage, RowEnd, StepOut
 from omnicli.operators.ragged import pad_to
 
-LOOP_REPEATS, LOOP_TOKENS = 3, 12  # a text that says the same thrice, in so many tokens, loops
-LONGEST_LOOP = 40
+LOOP = (3, 12)  # a text that says the same thrice, in so many tokens at the least, loops
+AGAIN_TEMPERATURE = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,7 @@ class WriteItem:
 
     ids: tuple[int, ...]
     max_new_tokens: int
+    seed: int = 0
 
 
 @dataclass(slots=True)
@@ -76,7 +81,7 @@ class Write(LoopStage[WriteItem, WriteState]):
         logits = self.net.logits(hidden[:, 0]) + self.bias
         for row, token in enumerate(frames[:, 0].tolist()):
             state.said[row].append(token)
-            if loops(state.said[row]):
+            if loops(state.said[row], *LOOP):
                 logits[row] = float("-inf")
                 logits[row, min(self.end_ids)] = 0.0
         return StepOut(logits)
@@ -84,19 +89,17 @@ class Write(LoopStage[WriteItem, WriteState]):
     def finish(self, item: WriteItem, end: RowEnd, state: WriteState, row: int) -> Draft:
         """See `LoopStage`."""
         ids = end.frames[:, 0].tolist()
-        period = loops(ids)
-        said = ids[: len(ids) - period * (LOOP_REPEATS - 1)] if period else ids
+        period = loops(ids, *LOOP)
+        said = ids[: len(ids) - period * (LOOP[0] - 1)] if period else ids
         text = spoken_prose(self.chat.decode(said))
-        return Draft(text=text, finish_reason="length" if period else end.reason)
+        return Draft(text=text, finish_reason="loop" if period else end.reason)
 
 
-def loops(ids: Sequence[int]) -> int:
-    """Length of the stretch that the ids end with three times in a row; 0 if they do not."""
-    for period in range(1, min(LONGEST_LOOP, len(ids) // LOOP_REPEATS) + 1):
-        enough = period * LOOP_REPEATS >= LOOP_TOKENS
-        if enough and ids[-period:] == ids[-2 * period : -period] == ids[-3 * period : -2 * period]:
-            return period
-    return 0
+def trouble_of(draft: Draft) -> str:
+    """Why a draft is no answer, as an error code; empty if it is one."""
+    if draft.finish_reason == "loop":
+        return "runaway"
+    return "" if re.search(r"\w", draft.text) else "no_answer"
 
 
 def spoken_prose(text: str) -> str:
