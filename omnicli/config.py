@@ -155,6 +155,7 @@ class RunConfig:
     resume: Resume = field(default_factory=Resume)
     stop: Stop = field(default_factory=Stop)
     fail_if_empty: bool = False
+    log_content: bool = False  # what was said may stand in events and logs
     scratch: Path | None = None  # where products wait; None: in the output folder
     faults: tuple[Fault, ...] = ()
     files_from: tuple[str, ...] = ()

@@ -62,6 +62,8 @@ def _root(
 
 def main() -> None:
     """The command `omni`."""
+    if sys.getfilesystemencoding() != "utf-8":  # names and texts are, whatever the locale says
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     args = [_hyphened(arg) for arg in sys.argv[1:]]
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `omni models list | head` ends quietly
     mend_streams()

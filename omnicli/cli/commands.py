@@ -76,6 +76,7 @@ def transcribe(
         stop=stop_of(doing, datetime.now().astimezone()),
         scratch=doing.scratch,
         fail_if_empty=telling.fail_if_empty,
+        log_content=telling.log_content,
         faults=test_faults(),
     )
     run(config, telling, dry_run=doing.dry_run)
@@ -146,6 +147,7 @@ def respond(
         stop=stop_of(doing, datetime.now().astimezone()),
         scratch=doing.scratch,
         fail_if_empty=telling.fail_if_empty,
+        log_content=telling.log_content,
         faults=test_faults(),
     )
     run(config, telling, dry_run=doing.dry_run)
@@ -174,6 +176,7 @@ def say(
         stop=stop_of(doing, datetime.now().astimezone()),
         scratch=doing.scratch,
         fail_if_empty=telling.fail_if_empty,
+        log_content=telling.log_content,
         faults=test_faults(),
     )
     run(config, telling, dry_run=doing.dry_run)

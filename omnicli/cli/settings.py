@@ -7,6 +7,7 @@ the top go for every command that has them, those in `[respond]` for that comman
 """
 
 import inspect
+import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,8 +91,8 @@ def _files(environ: Mapping[str, str], args: Sequence[str]) -> Iterator[Path]:
     home = environ.get("XDG_CONFIG_HOME") or (
         f"{environ['HOME']}/.config" if environ.get("HOME") else None
     )
-    if home and (own := Path(home, "omni", "config.toml")).is_file():
-        yield own
+    if home and os.path.isfile(own := f"{home}/omni/config.toml"):  # noqa: PTH113 - or not readable
+        yield Path(own)
     named = given(args, "--config") or environ.get("OMNI_CONFIG")
     if named:
         if not Path(named).is_file():

@@ -199,7 +199,7 @@ def root_of(
     None where that is of no consequence: a list of what failed, from the output folder itself.
     """
     if texts:
-        return STDIN if inputs[0] == STDIN else os.path.abspath(inputs[0])  # noqa: PTH100
+        return STDIN if inputs[0] == STDIN else printable(os.path.abspath(inputs[0]))  # noqa: PTH100
     here = os.path.abspath(audio_root or Path())  # noqa: PTH100
     bases = [here] if files_from else []
     for written in inputs:
@@ -210,7 +210,7 @@ def root_of(
                 bases.append(here if audio_root else os.path.dirname(source.path))  # noqa: PTH120
         if written == STDIN:
             bases.append(here)
-    return os.path.commonpath(bases) if bases else None
+    return printable(os.path.commonpath(bases)) if bases else None
 
 
 def _lies_at(path: str, folder: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -14,7 +14,7 @@ T = TypeVar("T")
 def dump(record: object) -> str:
     """A data class as one line of ASCII; names that are no UTF-8 survive as half surrogates."""
     assert is_dataclass(record) and not isinstance(record, type)
-    return json.dumps(asdict(record), default=_plain, sort_keys=True)
+    return json.dumps(_plain(record), default=_plain, sort_keys=True)
 
 
 def load(kind: type[T], text: str) -> T:
@@ -52,4 +52,6 @@ def _plain(value: object) -> object:
         return str(value)
     if isinstance(value, Mapping):
         return dict(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: getattr(value, name) for name in _hints(type(value))}
     raise TypeError(f"{type(value).__name__} is no plain data")

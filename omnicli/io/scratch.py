@@ -59,7 +59,7 @@ def spilled(tensor: Tensor, folder: Path) -> Tensor:
         raw = tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
         with os.fdopen(handle, "wb") as file:
             file.write(raw.data)
-        return torch.from_file(name, shared=False, size=tensor.numel(), dtype=tensor.dtype).view(
+        return torch.from_file(name, shared=True, size=tensor.numel(), dtype=tensor.dtype).view(
             tensor.shape
         )
     finally:

@@ -106,13 +106,13 @@ class RunStore:
                 closing(opened(self.folder / "run.sqlite", shared=not network))
             )
             self._check_owner(command, root, overwrite)
+            if overwrite:
+                self._db.execute("UPDATE requests SET status = 'todo', key = '', crashes = 0")
+                self._db.execute("DELETE FROM products")
+            self._recover()
+            self.number = int(self._meta("runs", "0")) + 1
+            self._set_meta("runs", str(self.number))
             self._held = held.pop_all()
-        if overwrite:
-            self._db.execute("UPDATE requests SET status = 'todo', key = '', crashes = 0")
-            self._db.execute("DELETE FROM products")
-        self._recover()
-        self.number = int(self._meta("runs", "0")) + 1
-        self._set_meta("runs", str(self.number))
         self._results: TextIO | None = None
 
     def _make_folder(self) -> None:
@@ -426,10 +426,12 @@ class RunStore:
 
     def close(self) -> None:
         """Let go of the folder."""
-        if self._results is not None:
-            self._results.close()
-        self._set_meta("running", "no")
-        self._held.close()
+        try:
+            if self._results is not None:
+                self._results.close()
+            self._set_meta("running", "no")
+        finally:  # on a full disk too
+            self._held.close()
 
     def __enter__(self) -> Self:
         return self

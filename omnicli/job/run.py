@@ -108,13 +108,22 @@ def _run(job: "Job", totals: Totals) -> RunSummary:
         code = error.exit_code
         raise
     finally:
-        store.write_results()
-        wall_s = round(clock_s() - job.start_s, 3)
-        observer.emit("end", run_id=job.run_id, exit_code=code, wall_s=wall_s)
-        summary = _summary(job, totals, code, wall_s)
-        write_text(store.folder / "runs" / job.run_id / "summary.json", summary.to_json() + "\n")
-        for told in job.host.ended:
-            told(summary)
+        try:
+            store.write_results()
+        finally:  # on a full disk too
+            summary = _ended(job, totals, code)
+    return summary
+
+
+def _ended(job: "Job", totals: Totals, code: int) -> RunSummary:
+    """Tell everybody that the run is over."""
+    wall_s = round(clock_s() - job.start_s, 3)
+    job.observer.emit("end", run_id=job.run_id, exit_code=code, wall_s=wall_s)
+    summary = _summary(job, totals, code, wall_s)
+    for told in job.host.ended:
+        told(summary)
+    path = job.store.folder / "runs" / job.run_id / "summary.json"
+    write_text(path, summary.to_json() + "\n")
     return summary
 
 
@@ -347,6 +356,7 @@ class Job:
             warnings=",".join(dict.fromkeys(map(_flag, outcome.warnings))),
             audio_s=round(heard.decoded_s, 3) if heard else 0.0,
             spoken_s=round(spoken.samples / spoken.rate_hz, 3) if spoken else 0.0,
+            text=heard.text if heard and self.config.log_content else None,
         )
 
     def _remove_stale(self, outcome: Outcome, written: set[Path | None]) -> None:

@@ -138,7 +138,9 @@ def _download(wheel: Wheel, place: Path, *, progress: bool) -> None:
     ) as bar:
         code, said = _run(command, lambda: bar.update(min(_arrived(place), wheel.nbytes) - bar.n))
     if code:
-        raise UserError(f"cannot fetch {wheel.requirement}: {_reason(said)}", hint=NO_NETWORK)
+        raise UserError(
+            f"cannot fetch {wheel.requirement} into {place}: {_reason(said)}", hint=NO_NETWORK
+        )
 
 
 def _run(command: Sequence[str], tick: Callable[[], object]) -> tuple[int, str]:

@@ -22,6 +22,9 @@ class Member:
     timings: dict[str, float] = field(default_factory=dict)  # stage -> s, its share
     failure: Failure | None = None
     needs: frozenset[str] = frozenset()  # stages that must run for it
+    passed: set[str] = field(default_factory=set)  # stages that are behind it
+    items: dict[str, Sequence[Any]] = field(default_factory=dict)  # stage -> split ahead of it
+    done: bool = False
 
 
 class Keeper(Protocol):
@@ -63,17 +66,23 @@ def last_readers(stages: Sequence[StageSpec]) -> dict[str, list[str]]:
 
 
 class Gather:
-    """One stage's items over all members of a wave, and their products on the way back."""
+    """One stage's items over all members of a wave, and their products on the way back.
+
+    A member whose product is whole goes on at once through the stages that have no items for it,
+    so that it is done when its last item is, and not when its wave is.
+    """
 
     def __init__(
-        self, spec: StageSpec, members: Sequence[Member], keeper: Keeper, driver: Driver
+        self, stages: Sequence[StageSpec], members: Sequence[Member], keeper: Keeper, driver: Driver
     ) -> None:
-        self.spec = spec
+        """For the first of the stages; the others are those behind it."""
+        self.spec, *self._later = stages
         self.keeper = keeper
         self.items: dict[ItemKey, Any] = {}
         self._owner: dict[str, Member] = {}
         self._parts: dict[str, list[Product | None]] = {}
-        meant = [m for m in members if m.failure is None and spec.name in m.needs]
+        spec = self.spec
+        meant = [m for m in members if not m.done and spec.name in m.needs - m.passed]
         for some in _slices(meant, SPLIT_MEMBERS):
             ids = [member.request.request_id for member in some]
             work = Work(stage=f"{spec.name}.split", ids=ids, units=len(ids), audio_s=0.0)
@@ -82,17 +91,41 @@ class Gather:
                     self._split(member)
 
     def _split(self, member: Member) -> None:
-        try:
-            items = self.spec.split(member.request, member.inputs)
-        except (RequestError, *TROUBLE) as error:
-            self._fail(member, failure_of(self.spec.name, error))
+        items = member.items.pop(self.spec.name, None)
+        if items is None:
+            items = self._items(self.spec, member)
+        if member.failure is not None or items is None:
             return
         request_id = member.request.request_id
         self._owner[request_id] = member
         self._parts[request_id] = [None] * len(items)
         self.items |= {ItemKey(request_id, part): item for part, item in enumerate(items)}
         if not items:
-            self._join(member, [])
+            self._join(self.spec, member, [])
+            self._go_on(member)
+
+    def _items(self, spec: StageSpec, member: Member) -> Sequence[Any] | None:
+        """What a stage has to do for a member; None if that failed."""
+        try:
+            return spec.split(member.request, member.inputs)
+        except (RequestError, *TROUBLE) as error:
+            self._fail(member, failure_of(spec.name, error))
+            return None
+
+    def _go_on(self, member: Member) -> None:
+        """Through the stages behind this one, up to the first that has items for it."""
+        for spec in self._later:
+            if member.done:
+                return
+            if spec.name not in member.needs:
+                continue
+            items = self._items(spec, member)
+            if items:
+                member.items[spec.name] = items
+            if items is None or items:
+                return
+            self._join(spec, member, [])
+        self._finish(member)
 
     def deliver(self, ticket: Ticket, product: Product | Failure, seconds: float) -> None:
         """Take an item's product; join the member's when it was the last one."""
@@ -108,26 +141,33 @@ class Gather:
         parts[ticket.key.part] = self.keeper.settle(product)
         whole = [p for p in parts if p is not None]
         if len(whole) == len(parts):
-            self._join(member, whole)
+            self._join(self.spec, member, whole)
+            self._go_on(member)
 
-    def _join(self, member: Member, parts: list[Product]) -> None:
+    def _join(self, spec: StageSpec, member: Member, parts: list[Product]) -> None:
+        member.passed.add(spec.name)
         joined: tuple[Product, ...] = tuple(parts)
-        if self.spec.join is not None:
+        if spec.join is not None:
             try:
-                made = self.spec.join(member.request, member.inputs, parts)
+                made = spec.join(member.request, member.inputs, parts)
             except (RequestError, *TROUBLE) as error:
-                made = failure_of(self.spec.name, error)
+                made = failure_of(spec.name, error)
             if isinstance(made, Failure):
                 self._fail(member, made)
                 return
             joined = () if made is None else (made,)
-        member.inputs.put(self.spec.name, joined)
+        member.inputs.put(spec.name, joined)
         for product in joined:
-            self.keeper.joined(member, self.spec, product)
+            self.keeper.joined(member, spec, product)
 
     def _fail(self, member: Member, failure: Failure) -> None:
         member.failure = failure
-        self.keeper.finished(member)
+        self._finish(member)
+
+    def _finish(self, member: Member) -> None:
+        if not member.done:
+            member.done = True
+            self.keeper.finished(member)
 
 
 def _slices(members: Sequence[Member], most: int) -> Iterator[Sequence[Member]]:

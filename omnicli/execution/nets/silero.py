@@ -8,7 +8,7 @@ all tracks side by side. Its state reaches back for half a minute and more, so t
 into pieces that start anew: they pass in blocks of some seconds and the state goes with them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from omnicli.execution.heap import forget_pages
 from omnicli.execution.weights import hollow, load_into
 from omnicli.operators.speech_regions import WINDOW_SAMPLES
 
@@ -27,6 +28,7 @@ BINS = FFT_SAMPLES // 2 + 1
 WIDTH = 128
 
 BLOCK_WINDOWS = 512  # 16 s: what a track gives at a time
+STRETCH_SAMPLES = 2048 * WINDOW_SAMPLES  # about a minute
 ROWS = 4  # fewer rows take other kernels, whose last bits differ
 
 LOUD = 0.5  # quieter tracks are raised to this peak before they are heard
@@ -103,7 +105,7 @@ class Level:
         The detector is deaf below -40 dB and slow to wake up below -20 dB, but does not mind
         amplified noise. A click, being short, does not count as loud.
         """
-        offset = float(samples.mean()) if len(samples) else 0.0
+        offset = _mean(samples)
         peaks = window_peaks(samples, offset).topk(min(CLICK_WINDOWS, window_count(samples))).values
         peak = float(peaks[-1]) if len(peaks) else 0.0
         return cls(offset=offset, gain=min(MAX_GAIN, max(1.0, LOUD / peak)) if peak else 1.0)
@@ -116,11 +118,26 @@ def window_count(samples: Tensor) -> int:
 
 def window_peaks(samples: Tensor, offset: float) -> Tensor:
     """The loudest sample of every window: [T] -> [ceil(T / 512)]. No copy of the track is made."""
-    whole = len(samples) // WINDOW_SAMPLES * WINDOW_SAMPLES
-    parts = [samples[:whole].unfold(0, WINDOW_SAMPLES, WINDOW_SAMPLES)] if whole else []
-    parts += [samples[None, whole:]] if len(samples) > whole else []
-    peaks = [torch.maximum(p.amax(1) - offset, offset - p.amin(1)) for p in parts]
-    return torch.cat(peaks) if peaks else samples.new_zeros(0)
+    peaks = [samples.new_zeros(0)]
+    for stretch in _stretches(samples):
+        whole = len(stretch) // WINDOW_SAMPLES * WINDOW_SAMPLES
+        parts = [stretch[:whole].unfold(0, WINDOW_SAMPLES, WINDOW_SAMPLES)] if whole else []
+        parts += [stretch[None, whole:]] if len(stretch) > whole else []
+        peaks += [torch.maximum(p.amax(1) - offset, offset - p.amin(1)) for p in parts]
+    return torch.cat(peaks)
+
+
+def _mean(samples: Tensor) -> float:
+    """The mean of a track [T], 0 of an empty one."""
+    total = sum(float(s.sum(dtype=torch.float64)) for s in _stretches(samples))
+    return total / len(samples) if len(samples) else 0.0
+
+
+def _stretches(samples: Tensor) -> Iterator[Tensor]:
+    """A track, minute by minute; what was read of a mapped one is let go."""
+    for stretch in torch.split(samples, STRETCH_SAMPLES):
+        yield stretch
+        forget_pages(stretch)
 
 
 def speech_probabilities(
@@ -155,6 +172,7 @@ def _block(net: SileroVad, track: Tensor, level: Level, first: int) -> Tensor:
     """Windows `first` and following of a track, with the context before them: [64 + 512 T]."""
     start = first * WINDOW_SAMPLES - CONTEXT_SAMPLES
     end = min(len(track), (first + BLOCK_WINDOWS) * WINDOW_SAMPLES)
-    samples = track[max(0, start) : end].to(net.final_conv.weight.device)
-    samples = (samples - level.offset) * level.gain
+    mapped = track[max(0, start) : end]
+    samples = (mapped.to(net.final_conv.weight.device) - level.offset) * level.gain
+    forget_pages(mapped)
     return F.pad(samples, (max(0, -start), -end % WINDOW_SAMPLES))

@@ -243,7 +243,7 @@ class _Track:
             return torch.cat(self._parts) if self._parts else torch.zeros(0)
         self._spill()
         name = f"/dev/fd/{self._file.fileno()}"
-        return torch.from_file(name, shared=False, size=self._samples, dtype=torch.float32)
+        return torch.from_file(name, shared=True, size=self._samples, dtype=torch.float32)
 
     def close(self) -> None:
         """The file lives as long as what is mapped from it."""

@@ -43,8 +43,8 @@ def run(
 ) -> None:
     """Take every member through every stage that it needs."""
     forget = last_readers(stages)
-    for spec in stages:
-        gather = Gather(spec, members, keeper, driver)
+    for place, spec in enumerate(stages):
+        gather = Gather(stages[place:], members, keeper, driver)
         if gather.items:
             with driver.observer.span("load", stage=spec.name):
                 stage = openings.enter(spec)
@@ -55,5 +55,5 @@ def run(
             for member in members:
                 member.inputs.drop(name)
     for member in members:
-        if member.failure is None:
+        if not member.done:  # an earlier run had made all that it needs
             keeper.finished(member)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from omnicli.data import AudioClip, Encoded, Language, Segment, Thought
 from omnicli.execution.families.cascade.looping import loops
+from omnicli.execution.heap import forget_pages
 from omnicli.execution.kv_cache import KVCache
 from omnicli.execution.nets.whisper import CrossCache, Decoder, Encoder
 from omnicli.execution.stage import LoopStage, MapStage, RowEnd, StepOut
@@ -67,6 +68,8 @@ class Encode(MapStage[tuple[int, AudioClip]]):
         weight = self.net.conv1.weight
         edge = encode_frames(max(clip_frames(clip) for _, clip in items), full=self.full)
         samples, _ = pad_to([clip.samples for _, clip in items], edge * FRAME_SAMPLES)
+        for _, clip in items:
+            forget_pages(clip.samples)
         if edge < FEW_FRAMES:  # float32 convolutions round differently over one short row
             samples = torch.cat([samples, samples[:1]])
         mel = log_mel(samples.to(weight.device), self.net.conv1.in_channels)
@@ -117,6 +120,8 @@ def hear(net: Decoder, items: Sequence[Encoded]) -> CrossCache:
     """The decoder's view of B clips, padded to one edge and masked."""
     edge = listen_edge(max(len(item.embeds) for item in items))
     audio, lengths = pad_to([item.embeds for item in items], edge)
+    for item in items:
+        forget_pages(item.embeds)
     return net.listen(audio, length_mask(lengths, edge))
 
 
