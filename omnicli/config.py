@@ -86,7 +86,7 @@ class Limits:
 
     max_rows: int = 64  # cap on the rows of a batch
     batch_bytes: int = 1 << 30  # activations and caches of one batch
-    held_bytes: int = 1 << 30  # products that wait between stages; beyond, they wait on disk
+    held_bytes: int = 256 << 20  # products that wait between stages; beyond, they wait on disk
     wave_s: float = 3600.0  # audio seconds that pass the stages together
     wave_items: int = 2000
     workers: int = 2  # threads that decode audio

@@ -24,11 +24,11 @@ from omnicli.io.manifest import (
     byte_stream,
     path_id,
     path_line,
-    printable,
     read_file,
     read_manifest,
     read_stream,
 )
+from omnicli.io.names import printable
 from omnicli.io.stems import AUDIO_SUFFIXES
 
 RUN_FOLDER = ".omni"  # a folder that holds it is an output folder of ours

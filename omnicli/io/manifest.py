@@ -9,7 +9,6 @@ import io
 import json
 import math
 import os
-import re
 import sqlite3
 import sys
 import unicodedata
@@ -27,6 +26,7 @@ from omnicli.config import SAY
 from omnicli.data import Json, Request
 from omnicli.errors import UserError
 from omnicli.io.audio import probe
+from omnicli.io.names import CONTROL, printable
 
 AUDIO_FIELDS = ("audio_filepath", "file_name", "path", "audio")
 ID_FIELDS = ("id", "custom_id", "utt_id")
@@ -46,7 +46,6 @@ CLAIM_SHARE = 0.05  # a claimed duration is off if it differs by more than this 
 CLAIM_S = 0.1  # and by more than this
 MOST_NAMED = 100  # troubles that a report names; all are counted
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _PLAIN = (str, int, bool, type(None))
 _UTF8 = sys.getfilesystemencoding() == "utf-8"
 
@@ -83,14 +82,6 @@ Parse = Callable[[bytes, Cursor], Request]
 
 
 # -- names
-
-
-def printable(name: str) -> str:
-    r"""A file name as text that encodes as UTF-8: other bytes and controls become `\xNN`."""
-    if name.isascii() and name.isprintable():
-        return name
-    text = os.fsencode(name).decode("utf-8", "backslashreplace")
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 def native(text: str) -> str:
@@ -416,7 +407,7 @@ def _checked_id(name: str, value: Any) -> str:
         raise ValueError(f"{name}: it is empty")
     if len(text) > ID_CHARACTERS:
         raise ValueError(f"{name}: longer than {ID_CHARACTERS} characters")
-    if _CONTROL.search(text):
+    if CONTROL.search(text):
         raise ValueError(f"{name}: it holds control characters")
     text.encode("utf-8")
     return text

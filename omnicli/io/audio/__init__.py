@@ -31,9 +31,10 @@ import soundfile
 from omnicli.data import Recording
 from omnicli.errors import RequestError
 from omnicli.io.audio.ffmpeg import MPEG_TAGS, by_ffmpeg, header_s
-from omnicli.io.audio.files import Form, Layout, form_of, layout_of, open_file, shown_path
+from omnicli.io.audio.files import Form, Layout, form_of, layout_of, open_file
 from omnicli.io.audio.sndfile import by_sndfile
 from omnicli.io.audio.takes import LATE_S, Made, Stats, Take
+from omnicli.io.names import printable
 
 RATE_HZ = 16_000  # what Whisper and the speech detector hear
 CLIPPED_SHARE = 0.001
@@ -65,12 +66,12 @@ def decode(
         with open_file(path) as file:
             return _decode(file, take)
     except RequestError as error:
-        raise RequestError(error.code, f"{shown_path(path)}: {error}") from error
+        raise RequestError(error.code, f"{printable(str(path))}: {error}") from error
     except av.error.FFmpegError as error:
-        raise RequestError("decode_error", f"{shown_path(path)}: {error}") from error
+        raise RequestError("decode_error", f"{printable(str(path))}: {error}") from error
     except OSError as error:
         raise RequestError(
-            "unreadable", f"{shown_path(path)}: {error.strerror or error}"
+            "unreadable", f"{printable(str(path))}: {error.strerror or error}"
         ) from error
 
 

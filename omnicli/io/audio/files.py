@@ -17,11 +17,6 @@ LOWEST_HZ, HIGHEST_HZ = 1_000, 400_000  # beyond, a header is wrong
 TRAILING_BYTES = 1024  # tags and padding behind a recording are no news
 
 
-def shown_path(path: Path) -> str:
-    """A path for messages: bytes that are no UTF-8 are spelt out."""
-    return str(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
 class _File(FileIO):
     """A file for PyAV, which would print the exception of an impossible seek to stderr."""
 

@@ -704,3 +704,12 @@ def test_a_garbled_file_of_another_kind_is_decoded_or_refused(kinds, kind, tmp_p
     except RequestError:
         return
     assert all(track.isfinite().all() and track.abs().max() <= 1 for track in made.tracks)
+
+
+def test_a_message_holds_nothing_that_a_terminal_obeys(tmp_path):
+    path = tmp_path / "\x1b[31mred\n.wav"
+    path.write_text("no sound")
+    with pytest.raises(RequestError) as refused:
+        decode(path)
+    assert str(refused.value).isprintable()
+    assert "\\x1b[31mred" in str(refused.value)
