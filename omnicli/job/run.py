@@ -48,7 +48,7 @@ from omnicli.job.inputs import (
 )
 from omnicli.observe import Listener, Observer, clock_s, now_iso, rss_bytes
 from omnicli.report.summary import RunSummary, Totals
-from omnicli.scheduling.drive import Driver
+from omnicli.scheduling.drive import TROUBLE, Driver, failure_of
 from omnicli.scheduling.faults import Faults
 from omnicli.scheduling.handover.stages import Openings
 from omnicli.scheduling.watchdog import Watchdog, Work
@@ -271,6 +271,11 @@ class Job:
         finally:
             openings.close()
         self._tell_older()
+        if left := self.store.counts().get("todo"):
+            raise RunError(
+                f"{left} items have no result",
+                hint="the same command tries them again; if they stay, please report it",
+            )
 
     def check(self) -> None:
         """Between batches: whether the run is to go on."""
@@ -335,7 +340,7 @@ class Job:
             written = {write(outcome, self.config.output_dir) for write in self.writers}
             if due.again:
                 self._remove_stale(outcome, written)
-        except (OSError, RequestError) as error:
+        except (OSError, RequestError, *TROUBLE) as error:
             outcome = self._unwritten(outcome, error)
         self._finish(due, outcome)
 
@@ -394,12 +399,13 @@ class Job:
             device=self.family.device,
         )
 
-    def _unwritten(self, outcome: Outcome, error: OSError | RequestError) -> Outcome:
+    def _unwritten(self, outcome: Outcome, error: Exception) -> Outcome:
         """A result that cannot be written is a failed item; a full disk ends the run."""
         if isinstance(error, OSError) and error.errno in NO_SPACE:
             raise error
-        code = error.code if isinstance(error, RequestError) else "unwritable"
-        failure = Failure(code=code, stage="write", message=str(error))
+        failure = failure_of("output", error)
+        if isinstance(error, OSError):
+            failure = Failure(code="unwritable", stage="output", message=str(error))
         return replace(
             outcome, status="failed", failure=failure, transcript=None, answer=None, waveform=None
         )

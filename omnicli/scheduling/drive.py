@@ -143,23 +143,38 @@ def _run_batch(
     undelivered = dict.fromkeys(range(len(batch.tickets)))
     with driver.observer.span("batch", **facts) as event, driver.holding(work):
         start_s = clock_s()
+        products = _products(spec, stage, batch, items, driver)
         try:
-            for i, product in _products(spec, stage, batch, items, driver):
+            while (made := _next(products)) is not None:
+                if isinstance(made, Exception):
+                    event["error"] = type(made).__name__
+                    if is_oom(made):
+                        event["oom"] = True
+                        driver.too_much[spec.name] = batch.row_bytes
+                        torch.cuda.empty_cache()
+                    return _after_trouble(spec, batch, list(undelivered), made, deliver)
+                i, product = made
                 share_s = (clock_s() - start_s) / len(batch.tickets)
                 del undelivered[i]
                 deliver(batch.tickets[i], _sound(spec.name, product), share_s)
-        except (RequestError, *TROUBLE) as error:
-            event["error"] = type(error).__name__
-            if is_oom(error):
-                event["oom"] = True
-                driver.too_much[spec.name] = batch.row_bytes
-                torch.cuda.empty_cache()
-            return _after_trouble(spec, batch, list(undelivered), error, deliver)
         finally:
             event["peak_rss_bytes"] = peak_rss_bytes()
             if torch.cuda.is_available():
                 event["vram_bytes"] = torch.cuda.max_memory_allocated()
     return []
+
+
+def _next(
+    products: Iterator[tuple[int, Product | Failure]],
+) -> tuple[int, Product | Failure] | Exception | None:
+    """The next product, what an item did to the batch, or None at the end.
+
+    Only what the stage raises is an item's doing; what `deliver` raises ends the run.
+    """
+    try:
+        return next(products, None)
+    except (RequestError, *TROUBLE) as error:
+        return error
 
 
 def _products(

@@ -269,3 +269,27 @@ def test_what_libraries_print_reaches_nobody(tmp_path):
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (ran.stdout, ran.stderr) == ("data\n", "ours end")
+
+
+def test_a_writer_that_fails_on_one_result_fails_that_item(
+    omni, read, small, tmp_path, monkeypatch
+):
+    from omnicli import plugins
+
+    real = plugins.load("writer", "txt")
+
+    def write(outcome, folder):
+        if outcome.request.request_id == "a.flac":
+            raise ValueError("what a bug says")
+        return real(outcome, folder)
+
+    monkeypatch.setattr("omnicli.io.writers.txt.write", write)
+    ran = omni("transcribe", small, "-o", tmp_path / "out", "-f", "txt")
+    assert ran.code == 3
+    assert "what a bug says" not in ran.err, "its words might be those of a recording"
+    lines = read(tmp_path / "out")
+    assert (lines["a.flac"]["error"]["code"], lines["a.flac"]["error"]["stage"]) == (
+        "internal",
+        "output",
+    )
+    assert lines["b.flac"]["status"] == "ok"

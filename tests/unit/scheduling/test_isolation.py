@@ -227,3 +227,15 @@ def test_the_loop_beats():
     with Dog(60, lambda work, idle_s: None) as dog:
         run([5], Count(), watchdog=dog)
     assert len(beats) >= 5
+
+
+def test_what_delivery_raises_is_no_items_doing():
+    """An item that was handed on and then lost would be missing without a word."""
+
+    def deliver(ticket, product, seconds):
+        raise ValueError("a writer's bug")
+
+    spec = StageSpec(name="echo", open=nullcontext, fill_rows=1)
+    driver = Driver(budget=Budget(max_rows=8, max_bytes=1 << 30), observer=Observer(None))
+    with pytest.raises(ValueError, match="a writer's bug"):
+        drive(spec, Echo(), {ItemKey("a"): 1, ItemKey("b"): 2}, driver, deliver)
