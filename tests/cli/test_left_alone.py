@@ -293,3 +293,19 @@ def test_a_writer_that_fails_on_one_result_fails_that_item(
         "output",
     )
     assert lines["b.flac"]["status"] == "ok"
+
+
+def test_too_little_space_is_told_before_the_work(omni, bad, tmp_path, monkeypatch):
+    monkeypatch.setattr("omnicli.machine.free_bytes", lambda path: 1000)
+    ran = omni("transcribe", bad, "-o", tmp_path / "out")
+    assert ran.code == 3
+    assert "warning: about 0 MB are needed" in ran.err
+
+
+def test_a_place_for_what_waits(omni, bad, tmp_path):
+    scratch = tmp_path / "disk" / "scratch"
+    assert omni("transcribe", bad, "-o", tmp_path / "out", "--scratch", scratch).code == 3
+    assert list(scratch.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    ran = omni("transcribe", bad, "-o", tmp_path / "out", "--scratch", tmp_path / "file")
+    assert (ran.code, "as scratch" in ran.err) == (2, True)
