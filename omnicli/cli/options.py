@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from omnicli.cli.places import omp_threads
 from omnicli.config import Limits, ModelChoice, Resume, Stop
 from omnicli.errors import UserError
 
@@ -361,4 +362,5 @@ def limits_of(run: RunOptions, *, workers: int = 1) -> Limits:
 
 def models_of(device: DeviceOptions, **chosen: Any) -> ModelChoice:
     """Which models, and where."""
-    return ModelChoice(device=device.device, dtype=device.dtype, threads=device.threads, **chosen)
+    threads = device.threads or omp_threads()
+    return ModelChoice(device=device.device, dtype=device.dtype, threads=threads, **chosen)

@@ -143,3 +143,18 @@ def test_the_version(omni):
 def test_names_like_options_are_told_how(omni, tmp_path):
     ran = omni("transcribe", "-x.wav", "-o", tmp_path / "out")
     assert (ran.code, "./-x.wav" in ran.err) == (2, True)
+
+
+def test_threads_are_those_that_were_asked_for(omni, monkeypatch, tmp_path):
+    import torch
+
+    (tmp_path / "x.wav").write_text("no sound")
+    before = torch.get_num_threads()
+    try:
+        monkeypatch.setenv("OMP_NUM_THREADS", "1")
+        omni("transcribe", tmp_path / "x.wav", "-o", tmp_path / "out")
+        assert torch.get_num_threads() == 1
+        omni("transcribe", tmp_path / "x.wav", "-o", tmp_path / "out", "--threads", "2")
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
