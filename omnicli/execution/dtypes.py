@@ -1,5 +1,8 @@
 """Which device and number format to compute in."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from omnicli.errors import UserError
@@ -34,5 +37,6 @@ def dtype_of(choice: str, device: str) -> torch.dtype:
 
 def cpu_has_bfloat16() -> bool:
     """Whether the CPU multiplies bfloat16 in hardware; emulated, it is slower than float32."""
-    flags = torch.cpu.get_capabilities()
+    told = getattr(torch.cpu, "get_capabilities", dict)  # older versions of torch do not tell
+    flags: Mapping[str, Any] = told()
     return bool(flags.get("avx512_bf16") or flags.get("amx_bf16") or flags.get("arm_bf16"))
