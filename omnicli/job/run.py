@@ -258,6 +258,8 @@ class Job:
         openings = Openings(keep=keep)
         handover = plugins.load("handover", self.config.schedule)
         assert self.driver.watchdog is not None
+        if self.config.models.device == "auto" and self.family.device == "cpu":
+            self._warn("no GPU was found, so everything runs on the CPU (--device cpu knows that)")
         try:
             with self.driver.watchdog:
                 for wave in self._waves():

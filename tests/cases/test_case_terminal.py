@@ -30,7 +30,8 @@ def night(base, model_cache, tmp_path_factory):
     processes = Processes(model_cache, Path("/"))
     try:
         args = ("transcribe", folder, "-o", root / "out", "-f", "txt,json,srt")
-        code, out, err = finished(processes(*args, **C_LOCALE, **NO_NETWORK))
+        environ = {**C_LOCALE, **NO_NETWORK, "CUDA_VISIBLE_DEVICES": ""}
+        code, out, err = finished(processes(*args, **environ))
     finally:
         processes.close()
     return Ran(code, out, err), root
@@ -215,6 +216,12 @@ def test_what_it_ran_on_is_told_everywhere(logged):
     assert {line["device"] for line in case.lines.values()} == {"cpu"}
     assert loads(case.ran.out)["device"] == "cpu"
     assert re.search(r'device="cpu"', (root / "omni.prom").read_text())
+
+
+@pytest.mark.case("EN-01")
+def test_no_gpu_is_told_once_where_none_was_asked_for(night):
+    ran, _ = night
+    assert sum("CPU" in line or "GPU" in line for line in ran.err.splitlines()) == 1, ran.err
 
 
 @pytest.mark.case("EN-05")
