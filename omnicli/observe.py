@@ -4,6 +4,7 @@ An event is one line of `events.jsonl` and is shown to whoever listens (progress
 """
 
 import json
+import re
 import resource
 import sys
 import time
@@ -34,7 +35,16 @@ def clock_s() -> float:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory that this process has held, mapped files among it."""
+    """The most memory that this process has held, mapped files among it.
+
+    Linux's `getrusage` counts what a large parent held before `exec`; its VmHWM does not (proc(5)).
+    """
+    try:
+        told = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # no Linux
+        told = ""
+    if found := re.search(r"^VmHWM:\s+(\d+) kB", told, re.MULTILINE):
+        return 1024 * int(found[1])
     kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kib if sys.platform == "darwin" else 1024 * kib
 
