@@ -132,6 +132,9 @@ def _write_metrics(path: Path, job: str, talk: TextIO, summary: "RunSummary") ->
 def _listeners(telling: TellOptions, talk: TextIO, open_: ExitStack) -> Iterator[Listener]:
     from omnicli.report.progress import progress
 
+    def tell(message: str) -> None:
+        talk.write(f"warning: {message}\n")
+
     plain = os.environ.get("TERM", "dumb") == "dumb"
     mode = "off" if telling.quiet else telling.progress
     yield from open_.enter_context(progress(talk, mode=mode, plain=plain))
@@ -141,12 +144,14 @@ def _listeners(telling: TellOptions, talk: TextIO, open_: ExitStack) -> Iterator
         from omnicli.report.log import logging_to
 
         yield open_.enter_context(
-            logging_to(telling.log_file, form=telling.log_format, level=telling.log_level)
+            logging_to(
+                telling.log_file, form=telling.log_format, level=telling.log_level, tell=tell
+            )
         )
     if telling.trace_file:
         from omnicli.report.trace import tracing_to
 
-        yield open_.enter_context(tracing_to(telling.trace_file))
+        yield open_.enter_context(tracing_to(telling.trace_file, tell))
 
 
 def _show_warning(talk: TextIO, event: Event) -> None:

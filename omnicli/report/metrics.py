@@ -4,6 +4,7 @@ Gauges, since the process starts anew each night; no label is a file or an id. T
 success is carried over from the file before when a run has not succeeded (exit code 0 is success).
 """
 
+import math
 import os
 from datetime import datetime
 from pathlib import Path
@@ -110,12 +111,17 @@ class _Gauges:
 
 
 def last_success_s(text: str, job: str) -> float | None:
-    """The time of the last success that a metrics file tells; None if it tells none."""
-    try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name == LAST_SUCCESS and sample.labels.get("job") == job:
-                    return float(sample.value)
-    except (ValueError, KeyError, IndexError):  # not ours, or damaged
-        return None
+    """The time of the last success that a metrics file tells; None if it tells none.
+
+    Line by line: damage elsewhere in the file does not hide it.
+    """
+    for line in text.split("\n"):
+        if line.startswith(LAST_SUCCESS):
+            try:
+                (family,) = text_string_to_metric_families(line)
+                (sample,) = family.samples
+            except (ValueError, KeyError, IndexError):  # damaged
+                continue
+            if sample.labels.get("job") == job and 0 < sample.value < math.inf:
+                return float(sample.value)
     return None

@@ -26,7 +26,7 @@ class Ping:
     pause_s: float = PAUSE_S
 
     def __post_init__(self) -> None:
-        if urllib.parse.urlsplit(self.url).scheme not in ("http", "https"):
+        if not _is_address(self.url):
             raise UserError("the ping address is none", hint="http:// or https://")
 
     def start(self) -> str:
@@ -54,3 +54,11 @@ class Ping:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 told = type(error).__name__  # its words may hold the address
         return f"the ping did not arrive ({told})"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # its words hold the address
+        return False

@@ -157,6 +157,10 @@ class RunSummary:
             "failures": [
                 dict(zip(("id", "code", "message"), f, strict=True)) for f in self.failures
             ],
+            "failures_by_code": [
+                {"code": code, "stage": stage, "items": items}
+                for (code, stage), items in sorted(self.totals.failures.items())
+            ],
             "backlog_items": self.backlog_items,
             "backlog_s": self.backlog_s,
             "oldest_pending_s": self.oldest_pending_s,
