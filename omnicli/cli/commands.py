@@ -18,9 +18,9 @@ from omnicli.cli.options import (
     resume_of,
     stop_of,
 )
-from omnicli.cli.places import hub_cache, model_cache, test_faults
+from omnicli.cli.places import test_faults
 from omnicli.cli.running import run
-from omnicli.config import SAY, Command, RunConfig, Task
+from omnicli.config import SAY, Command, ModelChoice, RunConfig, Task
 from omnicli.errors import UserError
 
 SPEECH_WRITERS = {"transcribe": (), "respond": ("answer", "wav"), "say": ("wav",)}
@@ -56,29 +56,8 @@ def transcribe(
         seed=doing.seed,
         strict=which.strict,
     )
-    config = RunConfig(
-        inputs=_inputs(which),
-        files_from=tuple(which.files_from or ()),
-        audio_root=which.audio_root,
-        recursive=which.recursive,
-        output_dir=doing.output_dir,
-        writers=_writers("transcribe", output_format),
-        task=made,
-        models=models_of(
-            device,
-            model=hearing.model,
-            asr_model=hearing.asr_model,
-            cache=model_cache(),
-            hub_cache=hub_cache(),
-        ),
-        limits=limits_of(doing, workers=which.workers),
-        resume=resume_of(doing, min_age_s=which.min_age),
-        stop=stop_of(doing, datetime.now().astimezone()),
-        scratch=doing.scratch,
-        fail_if_empty=telling.fail_if_empty,
-        log_content=telling.log_content,
-        faults=test_faults(),
-    )
+    models = models_of(device, model=hearing.model, asr_model=hearing.asr_model)
+    config = _config(made, _writers("transcribe", output_format), models, which, doing, telling)
     run(config, telling, dry_run=doing.dry_run)
 
 
@@ -125,31 +104,14 @@ def respond(
         seed=doing.seed,
         strict=which.strict,
     )
-    config = RunConfig(
-        inputs=_inputs(which),
-        files_from=tuple(which.files_from or ()),
-        audio_root=which.audio_root,
-        recursive=which.recursive,
-        output_dir=doing.output_dir,
-        writers=_writers("respond", output_format),
-        task=made,
-        models=models_of(
-            device,
-            model=hearing.model,
-            asr_model=hearing.asr_model,
-            llm_model=llm_model,
-            voice=voice,
-            cache=model_cache(),
-            hub_cache=hub_cache(),
-        ),
-        limits=limits_of(doing, workers=which.workers),
-        resume=resume_of(doing, min_age_s=which.min_age),
-        stop=stop_of(doing, datetime.now().astimezone()),
-        scratch=doing.scratch,
-        fail_if_empty=telling.fail_if_empty,
-        log_content=telling.log_content,
-        faults=test_faults(),
+    models = models_of(
+        device,
+        model=hearing.model,
+        asr_model=hearing.asr_model,
+        llm_model=llm_model,
+        voice=voice,
     )
+    config = _config(made, _writers("respond", output_format), models, which, doing, telling)
     run(config, telling, dry_run=doing.dry_run)
 
 
@@ -165,21 +127,37 @@ def say(
 
     Example: omni say lines.txt -o spoken
     """
-    config = RunConfig(
-        inputs=(source,),
+    made = Task(command="say", speaking_rate=speaking_rate, seed=doing.seed)
+    models, which = models_of(device, voice=voice), InputOptions(inputs=[source])
+    config = _config(made, SPEECH_WRITERS["say"], models, which, doing, telling)
+    run(config, telling, dry_run=doing.dry_run)
+
+
+def _config(
+    made: Task,
+    writers: tuple[str, ...],
+    models: ModelChoice,
+    which: InputOptions,
+    doing: RunOptions,
+    telling: TellOptions,
+) -> RunConfig:
+    return RunConfig(
+        inputs=_inputs(which),
+        files_from=tuple(which.files_from or ()),
+        audio_root=which.audio_root,
+        recursive=which.recursive,
         output_dir=doing.output_dir,
-        writers=SPEECH_WRITERS["say"],
-        task=Task(command="say", speaking_rate=speaking_rate, seed=doing.seed),
-        models=models_of(device, voice=voice, cache=model_cache(), hub_cache=hub_cache()),
-        limits=limits_of(doing),
-        resume=resume_of(doing),
+        writers=writers,
+        task=made,
+        models=models,
+        limits=limits_of(doing, workers=which.workers),
+        resume=resume_of(doing, min_age_s=which.min_age),
         stop=stop_of(doing, datetime.now().astimezone()),
         scratch=doing.scratch,
         fail_if_empty=telling.fail_if_empty,
         log_content=telling.log_content,
         faults=test_faults(),
     )
-    run(config, telling, dry_run=doing.dry_run)
 
 
 def _inputs(which: InputOptions) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from omnicli.cli.places import omp_threads
+from omnicli.cli.places import hub_cache, model_cache, omp_threads
 from omnicli.config import Limits, ModelChoice, Resume, Stop
 from omnicli.errors import UserError
 
@@ -306,7 +306,7 @@ class TellOptions:
 # -- what the run's configuration makes of them
 
 
-def resume_of(run: RunOptions, *, min_age_s: float = 0.0) -> Resume:
+def resume_of(run: RunOptions, *, min_age_s: float) -> Resume:
     """What is done again."""
     return Resume(
         retry_failed=run.retry_failed,
@@ -349,7 +349,7 @@ def _max_failures(text: str | None) -> tuple[int | None, float | None]:
     return (None, int(number) / 100) if text.endswith("%") else (int(number), None)
 
 
-def limits_of(run: RunOptions, *, workers: int = 1) -> Limits:
+def limits_of(run: RunOptions, *, workers: int) -> Limits:
     """How much runs together."""
     return Limits(
         max_rows=run.batch_size,
@@ -362,5 +362,11 @@ def limits_of(run: RunOptions, *, workers: int = 1) -> Limits:
 
 def models_of(device: DeviceOptions, **chosen: Any) -> ModelChoice:
     """Which models, and where."""
-    threads = device.threads or omp_threads()
-    return ModelChoice(device=device.device, dtype=device.dtype, threads=threads, **chosen)
+    return ModelChoice(
+        device=device.device,
+        dtype=device.dtype,
+        threads=device.threads or omp_threads(),
+        cache=model_cache(),
+        hub_cache=hub_cache(),
+        **chosen,
+    )

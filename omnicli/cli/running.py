@@ -46,17 +46,17 @@ def _run(config: RunConfig, telling: TellOptions) -> int:
     from omnicli.job import run_job
     from omnicli.job.run import Host
 
-    with guarded() as streams, ExitStack() as open_:
-        ends = tuple(_ends(telling, streams.talk))
-        listeners = tuple(_listeners(telling, streams.talk, open_))
+    with guarded() as talk, ExitStack() as open_:
+        ends = tuple(_ends(telling, talk))
+        listeners = tuple(_listeners(telling, talk, open_))
         check = open_.enter_context(stopping(config.output_dir / ".omni" / "left-at-once"))
         host = Host(
             listeners=listeners,
             check=check,
-            give_up=partial(_give_up, streams.talk),
+            give_up=partial(_give_up, talk),
             ended=ends,
         )
-        with _pinging(telling.ping_url, streams.talk) as words:
+        with _pinging(telling.ping_url, talk) as words:
             summary = run_job(config, host)
             words += _told(summary, quiet=False)
             words.code = summary.exit_code

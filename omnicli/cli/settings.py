@@ -117,36 +117,54 @@ def _take_file(settings: Settings, commands: Commands, path: Path, profile: str 
     profiles = table.pop("profile", {})
     if not isinstance(profiles, dict) or not all(isinstance(p, dict) for p in profiles.values()):
         raise UserError(f"{path}: profiles are tables: [profile.NAME]")
-    _take_tables(settings, commands, path, table, "")
+    place = _Place(path)
+    _take_tables(settings, commands, place, table)
     for name, inner in profiles.items():  # those that are not chosen are checked too
         chosen = settings if name == profile else Settings({c: {} for c in commands})
-        _take_tables(chosen, commands, path, inner, f"profile.{name}")
+        _take_tables(chosen, commands, place.inside(f"profile.{name}"), inner)
     return profile in profiles
 
 
-def _take_tables(
-    settings: Settings, commands: Commands, path: Path, table: Table, where: str
-) -> None:
-    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A table of a file, for messages and as the origin of its values."""
+
+    path: Path
+    table: str = ""
+
+    def inside(self, name: str) -> "_Place":
+        """A table of this table."""
+        return _Place(self.path, f"{self.table}.{name}" if self.table else name)
+
+    def __str__(self) -> str:
+        return f"{self.path} [{self.table}]" if self.table else str(self.path)
+
+
+def _take_tables(settings: Settings, commands: Commands, place: _Place, table: Table) -> None:
     tables = {key: value for key, value in table.items() if isinstance(value, dict)}
-    place = f"{path} [{where}]" if where else str(path)
-    everywhere = {name for command in commands.values() for name in options_of(command)}
-    for key, value in plain.items():
-        name = _checked(key, everywhere, place, commands)
-        for command, function in commands.items():
-            if name in options_of(function):
-                _set(settings, command, function, name, value, place)
+    plain = {key: value for key, value in table.items() if key not in tables}
+    _take_keys(settings, commands, commands, place, plain)
     for key, inner in tables.items():
         if key not in commands:
             raise UserError(f"{place}: no table [{key}]", hint=_near(key, commands))
-        inner_place = f"{path} [{where}.{key}]" if where else f"{path} [{key}]"
-        for inner_key, value in inner.items():
-            names = set(options_of(commands[key]))
-            name = _checked(inner_key, names, inner_place, commands)
-            _set(settings, key, commands[key], name, value, inner_place)
+        _take_keys(settings, commands, {key: commands[key]}, place.inside(key), inner)
 
 
-def _checked(key: str, names: set[str], place: str, commands: Commands) -> str:
+def _take_keys(
+    settings: Settings, commands: Commands, meant: Commands, place: _Place, table: Table
+) -> None:
+    """Keys that go for all of the `meant` commands that have them."""
+    names = {name for command in meant.values() for name in options_of(command)}
+    for key, value in table.items():
+        name = _checked(key, names, place, commands)
+        for command, function in meant.items():
+            if name in options_of(function):
+                kind = _kind(options_of(function)[name].annotation)
+                fitted = _fitted(name, value, kind, place)
+                settings.by_command[command][name] = Setting(fitted, str(place))
+
+
+def _checked(key: str, names: set[str], place: _Place, commands: Commands) -> str:
     """The option that a key means."""
     name = key.replace("-", "_")
     if name in names and name not in NOT_IN_FILES:
@@ -163,20 +181,6 @@ def _near(key: str, known: Mapping[str, Any] | Sequence[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
 
 
-def _set(
-    settings: Settings,
-    command: str,
-    function: Callable[..., None],
-    name: str,
-    value: Any,
-    place: str,
-) -> None:
-    kind = _kind(options_of(function)[name].annotation)
-    settings.by_command[command][name] = Setting(
-        _fitted(name, value, kind, Path(place.partition(" [")[0]).parent, place), place
-    )
-
-
 def _kind(annotation: Any) -> Any:
     """`Annotated[int | None, ...]` -> int; list[str] -> list."""
     if get_origin(annotation) is Annotated:
@@ -186,16 +190,16 @@ def _kind(annotation: Any) -> Any:
     return get_origin(annotation) or annotation
 
 
-def _fitted(name: str, value: Any, kind: Any, base: Path, place: str) -> Any:
+def _fitted(name: str, value: Any, kind: Any, place: _Place) -> Any:
     """The value as the option takes it; paths start from the file's folder."""
     if kind is Path and isinstance(value, str):
-        return str(base / Path(value).expanduser())
+        return str(place.path.parent / Path(value).expanduser())
     if kind is list:
         rows = value if isinstance(value, list) else [value]
         return [str(row) for row in rows]
     if isinstance(value, list) and kind is str and all(isinstance(v, str) for v in value):
         return ",".join(value)
-    if kind in (float, int) and isinstance(value, str) and kind is float:
+    if kind is float and isinstance(value, str):
         return value  # "6h"
     wanted: tuple[type, ...] = (int, float) if kind is float else (kind,)
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):

@@ -1,7 +1,7 @@
 """The process's streams and signals: stdout is data, stderr is ours, and C libraries are kept out.
 
 Libraries print to the file descriptors 1 and 2 whatever Python thinks. During a run both lead into
-a file that nobody sees unless the run fails, and what omni says goes to copies of the real ones.
+a file that is shown only if the run ends by an error. What omni says goes to a copy of stderr.
 """
 
 import faulthandler
@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -35,23 +34,12 @@ def mend_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
-@dataclass(frozen=True, slots=True)
-class Guarded:
-    """The real stderr, and what libraries have printed instead of it."""
-
-    talk: TextIO
-    _noise: IO[bytes]
-
-    def noise(self) -> str:
-        """The end of what libraries printed."""
-        self._noise.seek(0, os.SEEK_END)
-        self._noise.seek(max(0, self._noise.tell() - TAIL_BYTES))
-        return self._noise.read().decode("utf-8", "backslashreplace")
-
-
 @contextmanager
-def guarded() -> Iterator[Guarded]:
-    """Keep the descriptors 1 and 2 from libraries for the length of a block."""
+def guarded() -> Iterator[TextIO]:
+    """Keep the descriptors 1 and 2 from libraries for the length of a block; gives the real stderr.
+
+    What they printed is shown if the block ends by an error.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)
@@ -62,8 +50,10 @@ def guarded() -> Iterator[Guarded]:
         faulthandler.enable(file=talk, all_threads=False)
         for number in (1, 2):
             os.dup2(noise.fileno(), number)
+        ended_well = False
         try:
-            yield Guarded(talk, noise)
+            yield talk
+            ended_well = True
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -71,6 +61,13 @@ def guarded() -> Iterator[Guarded]:
             for number, real in enumerate(kept, start=1):
                 os.dup2(real, number)
                 os.close(real)
+            if not ended_well:
+                talk.write(_end_of(noise))
+
+
+def _end_of(noise: IO[bytes]) -> str:
+    noise.seek(max(0, noise.seek(0, os.SEEK_END) - TAIL_BYTES))
+    return noise.read().decode("utf-8", "backslashreplace")
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def _tokenizer(path: Path) -> Tokenizer:
         raise UserError(f"no {path}", hint="a model folder needs its tokenizer.json")
     try:
         return Tokenizer.from_file(str(path))
-    except Exception as error:
+    except Exception as error:  # tokenizers raises nothing narrower
         raise UserError(f"cannot read {path}: {error}") from error
 
 

@@ -60,8 +60,7 @@ PROBED_TOGETHER = 64
 MAX_PENDING = 10_000  # files that are asked for their time
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 KEEP_OPEN_SHARE = 0.25  # of memory: weights that stay loaded between waves
-# For the estimate of the space that a wave needs.
-TEXT_BYTES, SPOKEN_BYTES, LONG_S, LONG_BYTES_PER_S = 16 << 10, 512 << 10, 1200.0, 64_000
+TEXT_BYTES, SPOKEN_BYTES = 16 << 10, 512 << 10  # that a result takes, for the estimate of space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,9 +452,8 @@ class Job:
 
     def _check_space(self, wave: Sequence[Due]) -> None:
         """Warn before the work if its results may not fit; a disk that fills up ends the run."""
-        speaks = self.config.task.command == "say" or self.config.task.speak
-        each = TEXT_BYTES + SPOKEN_BYTES * (speaks and self.config.task.command != "transcribe")
-        output = len(wave) * each
+        speaks = "wav" in self.config.writers and self.config.task.speak
+        output = len(wave) * (TEXT_BYTES + SPOKEN_BYTES * speaks)
         free = machine.free_bytes(self.config.output_dir)
         if free < output:
             self._warn(

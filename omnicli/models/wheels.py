@@ -159,7 +159,7 @@ def _run(command: Sequence[str], tick: Callable[[], object]) -> tuple[int, str]:
                     break
                 except subprocess.TimeoutExpired:
                     tick()
-        except BaseException:
+        except BaseException:  # Ctrl-C too: pip must not go on without us
             child.kill()
             raise
     tick()

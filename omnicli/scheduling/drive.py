@@ -100,10 +100,7 @@ def drive(
     while pending:
         driver.check()
         batch = pending.pop()
-        allowed = _allowed_bytes(spec, driver)
-        if batch.row_bytes <= allowed:
-            pending += _run_batch(spec, stage, batch, items, driver, deliver)[::-1]
-        elif len(batch.tickets) > 1:
+        if len(batch.tickets) > 1 and batch.row_bytes > _allowed_bytes(spec, driver):
             pending += halves(batch)[::-1]
         elif batch.row_bytes > driver.memory_left():
             needed, left = batch.row_bytes >> 20, int(driver.memory_left()) >> 20

@@ -261,14 +261,19 @@ def test_failures_are_named_at_the_end(omni, bad, tmp_path):
 def test_what_libraries_print_reaches_nobody(tmp_path):
     code = (
         "import os, sys\nfrom omnicli.cli.streams import guarded\n"
-        "with guarded() as streams:\n"
+        "with guarded() as talk:\n"
         "    os.write(1, b'banner'); os.write(2, b'note'); print('p'); sys.stderr.write('w')\n"
-        "    streams.talk.write('ours ')\n    sys.stdout.flush()\n"
-        "    assert streams.noise().startswith('bannernote')\n"
+        "    talk.write('ours ')\n"
         "print('data'); sys.stderr.write('end')"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert (ran.stdout, ran.stderr) == ("data\n", "ours end")
+    failing = code.replace("talk.write('ours ')", "raise SystemExit(3)")
+    ran = subprocess.run(
+        [sys.executable, "-c", failing], capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (3, "")
+    assert ran.stderr.startswith("bannernote"), "shown where something went wrong"
 
 
 def test_a_writer_that_fails_on_one_result_fails_that_item(

@@ -80,10 +80,11 @@ def test_tables_and_profiles(place):
 
 
 def test_paths_start_from_the_file_that_names_them(place):
-    (place / "conf").mkdir()
-    (place / "conf" / "x.toml").write_text('output-dir = "out"\naudio-root = "/a"\n')
-    found = effective(settings("--config", "conf/x.toml"))
-    assert found == {"output_dir": "conf/out", "audio_root": "/a"}
+    for folder in ("conf", "a [b]"):
+        (place / folder).mkdir()
+        (place / folder / "x.toml").write_text('output-dir = "out"\naudio-root = "/a"\n')
+        found = effective(settings("--config", f"{folder}/x.toml"))
+        assert found == {"output_dir": f"{folder}/out", "audio_root": "/a"}
 
 
 @pytest.mark.parametrize(

@@ -303,7 +303,7 @@ def test_the_same_part_of_a_file_is_decoded_once(net):
     assert len(seen) == 4
     assert sorted(r.duration_s for r in seen if r.offset_s) == [2, 3]
     assert [r.warnings for r in results].count(("odd",)) == 6
-    assert results[2].warnings == ("odd", "duration_claim:5!=1.000")
+    assert results[2].warnings == ("odd", "duration_claim: 5!=1.000")
 
 
 def test_files_are_decoded_at_the_same_time(net):

@@ -159,7 +159,7 @@ def claim_warning(request: Request, decoded_s: float) -> tuple[str, ...]:
     off_s = abs(request.duration_s - decoded_s)
     if off_s <= max(CLAIM_S, CLAIM_SHARE * decoded_s):
         return ()
-    return (f"duration_claim:{request.duration_s:g}!={decoded_s:.3f}",)
+    return (f"duration_claim: {request.duration_s:g}!={decoded_s:.3f}",)
 
 
 def listen_spec(settings: Settings) -> StageSpec:
