@@ -95,6 +95,7 @@ class RunStore:
         self.output_dir = output_dir
         self.folder = output_dir / ".omni"
         self.older = Leftover()
+        self.replaced = 0  # results of the same file that other settings, or another line, made
         self._speaks = command != "transcribe"
         self._make_folder()
         network = is_network(filesystem_of(output_dir))
@@ -231,6 +232,8 @@ class RunStore:
             now = key_of(row.request, identity, settings)
             if self._stands(row, now, versions, resume):
                 continue
+            changed = row.key not in ("", now) and identity == row.identity
+            self.replaced += changed and row.status in DONE
             crashes = row.crashes
             if row.status == "failed":  # tried again: once more, if that is what it failed of
                 crashes = min(crashes, MAX_CRASHES - 1)

@@ -61,6 +61,7 @@ class Plan:
 
     requests: int = 0  # in the input
     due: int = 0
+    replaced: int = 0  # of them: results that other settings made
     audio_s: float = 0.0
     unknown: int = 0  # recordings of which nobody says how long they are
     waves: int = 0
@@ -69,9 +70,11 @@ class Plan:
 
     def __str__(self) -> str:
         unknown = f", {self.unknown} of unknown length" if self.unknown else ""
+        replaced = f" ({self.replaced} replace results of other settings)" if self.replaced else ""
         waves = f"{self.waves} wave{'' if self.waves == 1 else 's'}"
         head = (
-            f"{self.requests} items, {self.due} due, {lasting(self.audio_s)} of audio{unknown}"
+            f"{self.requests} items, {self.due} due{replaced}, "
+            f"{lasting(self.audio_s)} of audio{unknown}"
             f"\n{waves}, {self.weights_bytes / (1 << 20):.0f} MiB of weights\n"
             f"\n{'stage':<12} {'items':>9} {'batches':>9} {'padding':>9} {'a batch':>9}"
         )
@@ -130,4 +133,5 @@ def _planned(config: RunConfig, store: RunStore, family: Family) -> Plan:
                 seconds[name].append(claim or 0.0)
         for stage, spec in zip(made.stages, forecast, strict=True):
             stage.add(spec, seconds[spec.name], budget)
+    made.replaced = store.replaced
     return made

@@ -272,6 +272,11 @@ class Job:
         finally:
             openings.close()
         self._tell_older()
+        if replaced := self.store.replaced:
+            self._warn(
+                f"{replaced} results here were made with other settings and have been replaced; "
+                "-o with another folder keeps both"
+            )
         if left := self.store.counts().get("todo"):
             raise RunError(
                 f"{left} items have no result",

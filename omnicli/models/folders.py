@@ -117,7 +117,7 @@ def _size(path: Path) -> int:
 @contextmanager
 def locked(cache: Path, key: str) -> Iterator[None]:
     """One maker at a time; the system lets go of the lock when its holder dies, however it dies."""
-    with writing(cache):
+    with usable(cache):
         place = cache / "locks" / f"{key}.lock"
         place.parent.mkdir(parents=True, exist_ok=True)
         with place.open("a") as file:
@@ -126,7 +126,7 @@ def locked(cache: Path, key: str) -> Iterator[None]:
 
 
 @contextmanager
-def writing(cache: Path) -> Iterator[None]:
+def usable(cache: Path) -> Iterator[None]:
     """Whatever the system refuses is the user's to mend: no room, no right, no such disk."""
     try:
         yield
@@ -134,7 +134,7 @@ def writing(cache: Path) -> Iterator[None]:
         where = error.filename or cache
         raise UserError(
             f"the model cache cannot be used: {where}: {error.strerror or error}",
-            hint="make room, or set OMNI_CACHE to a folder that can be written",
+            hint="make room, or set OMNI_CACHE to a folder that can be read and written",
         ) from error
 
 

@@ -70,7 +70,8 @@ def _unknown(kind: Kind, name: str) -> UserError:
 def ready(entry: Entry, cache: Path, *, offline: bool, progress: bool) -> Model:
     """A model of the catalogue, made if need be."""
     folder = cache / entry.kind / entry.name
-    found = folders.manifest(folder)
+    with folders.usable(cache):  # even to look may be refused
+        found = folders.manifest(folder)
     if found is None and offline and wheels.missing(cache, entry):
         raise UserError(
             f"the model {entry.name} is not in {cache}, or not whole",

@@ -83,8 +83,8 @@ class Omni:
         with pytest.MonkeyPatch.context() as patch:
             for name in [name for name in os.environ if name.startswith("OMNI_")]:
                 patch.delenv(name)
-            for name, value in ({"OMNI_CACHE": str(self.cache)} | environ).items():
-                patch.setenv(name, value)
+            for name, value in ({"OMNI_CACHE": self.cache} | environ).items():
+                patch.setenv(name, str(value))
             if cwd is not None:
                 patch.chdir(cwd)
             patch.setattr(sys, "argv", argv)

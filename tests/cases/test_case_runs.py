@@ -270,6 +270,20 @@ def test_results_of_another_input_or_command_are_not_replaced(omni, solo, alone,
 
 
 @pytest.mark.case("RU-13")
+def test_results_of_other_settings_are_replaced_by_what_says_so(omni, solo, alone, out):
+    args = ("transcribe", alone, "-o", out)
+    assert omni(*args, "-q", "--batch-size", "4").code == 0
+    assert "replace" not in omni(*args, "--batch-size", "8", "--dry-run").out, "the same results"
+    asked = omni(*args, "--channels", "left", "--dry-run")
+    assert "8 due (8 replace results of other settings)" in asked.out
+    ran = omni(*args, "--channels", "left")
+    assert ran.code == 0
+    assert "8 results here were made with other settings and have been replaced" in ran.err
+    assert "other settings" not in omni(*args, "--channels", "left").err
+    same_base(settled(out, omni(*args, "-q"), None, count=8, code=0), solo)
+
+
+@pytest.mark.case("RU-13")
 def test_a_file_of_somebody_else_is_not_replaced_by_speech(omni, texts, tmp_path):
     out = tmp_path / "out"
     out.mkdir()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from case_process import finished
-from case_run import check, events, results, words
+from case_run import Ran, check, events, settled, words
 from case_sounds import speech
 
 MANY = 700
@@ -48,12 +48,12 @@ def test_many_small_files_and_few_handles(omni, solo, inbox, out):
 
 @pytest.mark.case("SC-03")
 @pytest.mark.case("AS-09")
-def test_an_hour_is_streamed_and_both_ends_are_heard(process, tmp_path):
+def test_an_hour_is_streamed_and_both_ends_are_heard(process, solo, inbox, tmp_path):
     """A tone with words at both ends; long recordings wait on disk, and nothing of it is left."""
     first, last = (s[::2] for s in (speech("train-question", 0.9), speech("yes-please")))
     t = np.arange(LONG_HZ * 60) / LONG_HZ
     minute = (0.02 * np.sin(2 * np.pi * 200 * t) * 32767).astype("<i2").tobytes()
-    path, count = tmp_path / "long.wav", LONG_S * LONG_HZ
+    path, count = inbox / "long.wav", LONG_S * LONG_HZ
     with path.open("wb") as file:
         file.write(b"RIFF" + struct.pack("<I", 36 + 2 * count) + b"WAVEfmt ")
         file.write(struct.pack("<IHHIIHH", 16, 1, 1, LONG_HZ, 2 * LONG_HZ, 2, 16))
@@ -66,10 +66,10 @@ def test_an_hour_is_streamed_and_both_ends_are_heard(process, tmp_path):
             left -= len(part) // 2
         file.write((last * 32767).astype("<i2").tobytes())
     out = tmp_path / "out"
-    args = ("transcribe", path, "-o", out, "-q", "-f", "all")
-    code, _, err = finished(process(*args, OMP_WAIT_POLICY="PASSIVE"), 300)
-    assert (code, err) == (0, "")
-    line = results(out)["long.wav"]
+    args = ("transcribe", inbox, "-o", out, "-q", "-f", "all")
+    code, told, err = finished(process(*args, OMP_WAIT_POLICY="PASSIVE"), 300)
+    case = settled(out, Ran(code, told, err), solo, count=9, code=0)
+    line = case["long.wav"]
     assert line["duration"] == LONG_S
     assert "does the train" in words(line["segments"][0]["text"])
     assert "yes please" in words(line["segments"][-1]["text"])
@@ -77,8 +77,5 @@ def test_an_hour_is_streamed_and_both_ends_are_heard(process, tmp_path):
     assert "01:01:3" in (out / "long.srt").read_text()
     peaks = [e["peak_rss_bytes"] for e in events(out, "batch")]
     assert max(peaks) < RSS_BYTES
-    assert {p.name for p in (out / ".omni").iterdir()} == {
-        *("events.jsonl", "lock", "run.sqlite", "runs")
-    }
     summary = next((out / ".omni" / "runs").glob("*/summary.json"))
-    assert json.loads(summary.read_text())["audio_s"] == LONG_S
+    assert LONG_S < json.loads(summary.read_text())["audio_s"] < LONG_S + 20

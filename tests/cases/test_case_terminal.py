@@ -12,7 +12,7 @@ import pytest
 from case_process import Processes, finished
 from case_run import Ran, check, events, loads, put_base, results, settled, words
 from case_sounds import DEMO, ffmpeg
-from test_case_names import NOBODY, unprivileged
+from test_case_names import NOBODY, readable_by_all, unprivileged
 
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
@@ -90,8 +90,10 @@ def test_it_works_without_home_and_network(night):
 @pytest.mark.case("EN-03")
 def test_a_home_and_a_cache_that_may_not_be_touched(omni, solo, base):
     """The home may not even be read; the cache belongs to somebody else where that is possible."""
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryDirectory() as models:
         root = Path(place)
+        Path(models).chmod(0o755)
+        cache = readable_by_all(omni.cache, Path(models))
         put_base(base, root / "in")
         home = root / "home"
         (home / ".config").mkdir(parents=True)
@@ -103,10 +105,15 @@ def test_a_home_and_a_cache_that_may_not_be_touched(omni, solo, base):
         try:
             with unprivileged():
                 args = ("transcribe", root / "in", "-o", root / "out", "-q")
-                ran = omni(*args, HOME=str(home))
+                ran = omni(*args, HOME=str(home), OMNI_CACHE=cache)
+                without = omni(*args, HOME=str(home), OMNI_CACHE="")
         finally:
             home.chmod(0o755)
         settled(root / "out", ran, solo, count=8, code=0)
+        if not os.geteuid():
+            assert without.code == 2
+            assert f"the model cache cannot be used: {home}" in without.err
+            assert "OMNI_CACHE" in without.err
 
 
 @pytest.mark.case("EN-03")
