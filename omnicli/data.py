@@ -228,6 +228,7 @@ class Ticket:
     edge: int  # the length that it is padded to, chosen by its own length alone
     row_bytes: int  # memory that the row takes at that edge
     audio_s: float = 0.0  # for progress
+    apart: int = 0  # tickets with other numbers never share a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +236,7 @@ class Batch:
     """Tickets of one edge that run together."""
 
     tickets: tuple[Ticket, ...]
+    slots: int = 0  # so many rows at a time, the others wait for their place; 0: all
 
     @property
     def padded(self) -> int:
@@ -248,8 +250,8 @@ class Batch:
 
     @property
     def row_bytes(self) -> int:
-        """Memory that all rows take."""
-        return sum(t.row_bytes for t in self.tickets)
+        """Memory that the rows take that are there at a time."""
+        return sum(t.row_bytes for t in self.tickets[: self.slots or None])
 
 
 class Inputs:

@@ -4,9 +4,10 @@ A cache is an argument of `forward`, never an attribute of a network. Its layout
 
     k, v      L tensors [B, H, capacity, d]
     lengths   [B] int64    slots [0, lengths[b]) of row b are valid
-    reach     int          slots from here on were never written, in any row
+    reaches   [B] ints     slots from here on were never written, row by row
+    reach     int          the largest of them
 
-`reach` is known without asking the device. It grows by the padded size of every write, so for
+They are known without asking the device. A row's grows by the padded size of every write, so for
 rows that began together it follows from a row's own edge and step: reading `[0, reach)` keeps
 "company changes nothing" and spares the empty part of the capacity.
 """
@@ -33,11 +34,16 @@ class KVCache:
         self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.lengths = torch.zeros(shape[0], dtype=torch.int64, device=device)
         self.capacity = shape[2]
-        self.reach = 0
+        self.reaches = [0] * shape[0]
 
     def positions(self, new: int) -> Tensor:
         """Where the next `new` items of each row go -> [B, new] int64."""
         return self.lengths[:, None] + torch.arange(new, device=self.lengths.device)
+
+    @property
+    def reach(self) -> int:
+        """Slots that some row has written."""
+        return max(self.reaches)
 
     @property
     def readable(self) -> int:
@@ -46,7 +52,7 @@ class KVCache:
 
     def extend(self, new: int) -> Tensor:
         """Open `new` slots after each row's end, before the layers write -> positions [B, new]."""
-        self.reach += new
+        self.reaches = [reach + new for reach in self.reaches]
         assert self.reach <= self.capacity, f"{self.reach} slots of {self.capacity}"
         return self.positions(new)
 
@@ -71,12 +77,23 @@ class KVCache:
         self.k = [x.index_select(0, rows) for x in self.k]
         self.v = [x.index_select(0, rows) for x in self.v]
         self.lengths = self.lengths.index_select(0, rows)
+        self.reaches = [self.reaches[row] for row in rows.tolist()]
+
+    def put(self, rows: Tensor, other: "KVCache") -> None:
+        """Overwrite rows [N] int64 with the first N of another cache of the same capacity."""
+        size = other.reach
+        for mine, theirs in zip((*self.k, *self.v), (*other.k, *other.v), strict=True):
+            mine[rows, :, :size] = theirs[: len(rows), :, :size]
+            mine[rows, :, size:] = 0  # as if nobody had been there
+        self.lengths[rows] = other.lengths[: len(rows)]
+        for row, reach in zip(rows.tolist(), other.reaches, strict=False):
+            self.reaches[row] = reach
 
     def fork(self, rows: Tensor) -> "KVCache":
         """Return a cache of its own that begins with copies of these rows [B'] int64."""
         twin = object.__new__(KVCache)
         twin.k, twin.v, twin.lengths = list(self.k), list(self.v), self.lengths
-        twin.capacity, twin.reach = self.capacity, self.reach
+        twin.capacity, twin.reaches = self.capacity, self.reaches
         twin.keep(rows)
         return twin
 

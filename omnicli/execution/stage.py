@@ -35,6 +35,13 @@ class LoopState(Protocol):
         """Keep these rows [B'] int64, in this order; the others have left."""
 
 
+class RefillState(LoopState, Protocol):
+    """A state that takes rows in; for stages with `LoopStage.refills`."""
+
+    def put(self, rows: Tensor, other: Any) -> None:
+        """Overwrite rows [N] int64 with the first N of another state of the same stage and edge."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepOut:
     """One step's prediction for every row."""
@@ -58,6 +65,8 @@ class LoopStage(ABC, Generic[In, State]):
 
     books = 1  # K codebooks per frame; text has one
     end_ids: frozenset[int] = frozenset()
+    seen_ids: frozenset[int] = frozenset()  # count as said from the start, for a penalty
+    refills = False  # whether rows that have ended may be given to other items
     scored = False  # whether `RowEnd.logprob` is wanted: it costs a pass over the logits
 
     @abstractmethod
@@ -122,6 +131,9 @@ class StageSpec:
     max_rows: int = 64
     fill_rows: int = 4  # a batch is filled to a multiple of this; 1 where the stage regroups rows
     policy: PolicySpec = field(default_factory=PolicySpec)
+    inner_policy: PolicySpec | None = None  # of the codes after a frame's first; None: the same
+    pool_rows: int = 1  # a loop that refills takes so many batches' rows as one
+    apart: Callable[[Any], int] | None = None  # items with other numbers never share a batch
     record: type[Product] | None = None  # plain data: kept in the run log, not made again
     settings: str = ""  # whatever else decides the product; part of its fingerprint
     version: int = 1  # of the code; grows when the same settings give another product

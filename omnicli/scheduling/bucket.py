@@ -24,18 +24,20 @@ class Budget:
         return max(1, min(self.max_rows, self.max_bytes // max(1, row_bytes)))
 
 
-def pack(tickets: Iterable[Ticket], budget: Budget) -> list[Batch]:
+def pack(tickets: Iterable[Ticket], budget: Budget, *, pool: int = 1) -> list[Batch]:
     """Bins of one edge, each cut into batches of nearly equal size, the longest edge first.
 
-    The order of the tickets inside an edge is kept: neighbours in a file stay together.
+    The order of the tickets inside an edge is kept: neighbours in a file stay together. With a
+    `pool` above 1 a batch holds so many times the rows that run at a time.
     """
-    bins: dict[tuple[int, int], list[Ticket]] = defaultdict(list)
+    bins: dict[tuple[int, int, int], list[Ticket]] = defaultdict(list)
     for ticket in tickets:
-        bins[ticket.edge, ticket.row_bytes].append(ticket)
+        bins[ticket.edge, ticket.row_bytes, ticket.apart].append(ticket)
     batches: list[Batch] = []
-    for edge, row_bytes in sorted(bins, reverse=True):
-        rows = bins[edge, row_bytes]
-        batches += [Batch(tuple(cut)) for cut in even_cuts(rows, budget.rows(row_bytes))]
+    for edge, row_bytes, apart in sorted(bins, reverse=True):
+        rows, most = bins[edge, row_bytes, apart], budget.rows(row_bytes)
+        for cut in even_cuts(rows, most * pool):
+            batches.append(Batch(tuple(cut), slots=most if len(cut) > most else 0))
     return batches
 
 
@@ -48,8 +50,8 @@ def even_cuts(rows: Sequence[Ticket], most: int) -> Iterator[Sequence[Ticket]]:
 
 def halves(batch: Batch) -> list[Batch]:
     """Both halves of a batch that failed."""
-    middle = len(batch.tickets) // 2
-    return [Batch(batch.tickets[:middle]), Batch(batch.tickets[middle:])]
+    middle, slots = len(batch.tickets) // 2, batch.slots // 2
+    return [Batch(batch.tickets[:middle], slots), Batch(batch.tickets[middle:], slots)]
 
 
 def edge_of(length: int, edges: Sequence[int]) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from omnicli import plugins
+from omnicli.config import PolicySpec
 from omnicli.data import Batch, Failure, ItemKey, Product, Ticket
 from omnicli.errors import RequestError
 from omnicli.execution.stage import MapStage, Stage, StageSpec
@@ -69,7 +70,8 @@ class Driver:
 
 def ticket_of(spec: StageSpec, key: ItemKey, item: Any) -> Ticket:
     """Measure an item."""
-    return measured(spec, key, spec.length(item), spec.audio_s(item) if spec.audio_s else 0.0)
+    ticket = measured(spec, key, spec.length(item), spec.audio_s(item) if spec.audio_s else 0.0)
+    return replace(ticket, apart=spec.apart(item)) if spec.apart else ticket
 
 
 def measured(spec: StageSpec, key: ItemKey, length: int, audio_s: float) -> Ticket:
@@ -79,10 +81,13 @@ def measured(spec: StageSpec, key: ItemKey, length: int, audio_s: float) -> Tick
     return Ticket(key, length, edge, spec.row_bytes(edge), audio_s)
 
 
-def plan(spec: StageSpec, tickets: Sequence[Ticket], budget: Budget) -> list[Batch]:
+def plan(
+    spec: StageSpec, tickets: Sequence[Ticket], budget: Budget, loop: str = "lockstep"
+) -> list[Batch]:
     """The batches that a stage will run."""
     rows = min(budget.max_rows, spec.max_rows)
-    return pack(tickets, Budget(max_rows=rows, max_bytes=budget.max_bytes))
+    pool = spec.pool_rows if loop == "refill" else 1
+    return pack(tickets, Budget(max_rows=rows, max_bytes=budget.max_bytes), pool=pool)
 
 
 def drive(
@@ -192,13 +197,20 @@ def _products(
             bad = driver.faults.rows(spec.name, keys, "nan")
             yield from ((i, spoilt(p) if bad and bad[i] else p) for i, p in made)
             return
-        policy: Policy = plugins.load("policy", spec.policy.name)(**spec.policy.options)
+        policies = [policy_of(one) for one in (spec.policy, spec.inner_policy) if one]
         seeds = [spec.seed(item) if spec.seed else 0 for item in filled]
-        run = plugins.load("loop", driver.loop)
-        bent = driver.faults.bent(stage, spec.name, keys)
-        for i, product in run(bent, filled, seeds, policy, beat=driver.beat):
+        run = plugins.load("loop", driver.loop if stage.refills else "lockstep")
+        bent = driver.faults.bent(stage, spec.name, keys, rows)
+        slots = step_up(batch.slots, spec.fill_rows)
+        for i, product in run(bent, filled, seeds, policies, slots=slots, beat=driver.beat):
             if i < len(rows):
                 yield i, product
+
+
+def policy_of(spec: PolicySpec) -> Policy:
+    """The token policy that a spec names."""
+    policy: Policy = plugins.load("policy", spec.name)(**spec.options)
+    return policy
 
 
 def _sound(stage: str, product: Product | Failure) -> Product | Failure:

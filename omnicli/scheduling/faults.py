@@ -38,12 +38,17 @@ class Faults:
         marks = [self._meant(fault, keys) for fault in self._of(stage) if fault.kind == kind]
         return [any(marked) for marked in zip(*marks, strict=True)] if marks else []
 
-    def bent(self, stage: LoopStage[Any, Any], name: str, keys: Sequence[ItemKey]) -> Any:
-        """The stage, its predictions bent for some rows."""
-        nan, endless = self.rows(name, keys, "nan"), self.rows(name, keys, "noend")
-        if not any(nan) and not any(endless):
-            return stage
-        return _Bent(stage, nan or [False] * len(keys), endless or [False] * len(keys))
+    def bent(
+        self, stage: LoopStage[Any, Any], name: str, keys: Sequence[ItemKey], items: Sequence[Any]
+    ) -> Any:
+        """The stage, its predictions bent for some of the items."""
+
+        def meant(kind: str) -> set[int]:
+            marks = self.rows(name, keys, kind)
+            return {id(item) for item, mark in zip(items, marks, strict=False) if mark}
+
+        nan, endless = meant("nan"), meant("noend")
+        return _Bent(stage, nan, endless) if nan or endless else stage
 
     def _of(self, stage: str) -> list[Fault]:
         return [fault for fault in self._faults if fnmatchcase(stage, fault.stage)]
@@ -85,13 +90,20 @@ class _BentState:
         self.inner.keep(rows)
         self.nan, self.endless = self.nan[rows], self.endless[rows]
 
+    def put(self, rows: Tensor, other: "_BentState") -> None:
+        self.inner.put(rows, other.inner)
+        self.nan[rows] = other.nan[: len(rows)]
+        self.endless[rows] = other.endless[: len(rows)]
+
 
 class _Bent(LoopStage[Any, _BentState]):
     """A loop stage whose predictions are bent for some of its rows."""
 
-    def __init__(self, inner: LoopStage[Any, Any], nan: list[bool], endless: list[bool]) -> None:
+    def __init__(self, inner: LoopStage[Any, Any], nan: set[int], endless: set[int]) -> None:
+        """`nan` and `endless` are the `id` of items."""
         self.inner = inner
         self.books, self.end_ids, self.scored = inner.books, inner.end_ids, inner.scored
+        self.seen_ids, self.refills = inner.seen_ids, inner.refills
         self._nan, self._endless = nan, endless
 
     def limit(self, item: Any) -> int:
@@ -99,8 +111,11 @@ class _Bent(LoopStage[Any, _BentState]):
 
     def start(self, items: Sequence[Any]) -> tuple[_BentState, StepOut]:
         state, out = self.inner.start(items)
-        fill = [False] * (len(items) - len(self._nan))
-        bent = _BentState(state, torch.tensor(self._nan + fill), torch.tensor(self._endless + fill))
+        bent = _BentState(
+            state,
+            torch.tensor([id(item) in self._nan for item in items]),
+            torch.tensor([id(item) in self._endless for item in items]),
+        )
         return bent, self._bend(out, bent)
 
     def step(self, frames: Tensor, state: _BentState) -> StepOut:

@@ -96,7 +96,7 @@ def test_drafts(model, dtype, name):
 
 def grown(stage, spec, items, policy):
     rows = filled(items)
-    return dict(lockstep.run(stage, rows, [spec.seed(row) for row in rows], policy))
+    return dict(lockstep.run(stage, rows, [spec.seed(row) for row in rows], [policy]))
 
 
 def test_a_summary_is_made_of_the_transcripts_own_sentences(model, dtype):

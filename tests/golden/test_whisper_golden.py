@@ -88,7 +88,7 @@ def test_greedy_text_with_timestamps(mel, encoder, decoder, reference, folder, s
         for e, c in zip(encoded, clips, strict=True)
     ]
     stage = Kept(decoder, read_tokens(folder))
-    ends = dict(lockstep.run(stage, hearings, [0, 0], Greedy()))
+    ends = dict(lockstep.run(stage, hearings, [0, 0], [Greedy()]))
     asked = {"language": "en", "task": "transcribe", "return_timestamps": True}
     expected = reference.generate(mel, do_sample=False, num_beams=1, **asked).tolist()
     for i, ids in enumerate(expected):

@@ -71,7 +71,7 @@ def transcribe(*strides):
         )
         for i, n in enumerate(strides)
     ]
-    made = dict(lockstep.run(Transcribe(Counter(), tokens), items, [0] * len(items), Greedy()))
+    made = dict(lockstep.run(Transcribe(Counter(), tokens), items, [0] * len(items), [Greedy()]))
     return [made[i] for i in range(len(items))]
 
 

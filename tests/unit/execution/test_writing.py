@@ -64,7 +64,7 @@ def drafts(*last_tokens, limit=40):
         decode=lambda ids: " ".join(f"w{i}" for i in ids),
     )
     items = [WriteItem(ids=(token,), max_new_tokens=limit) for token in last_tokens]
-    made = dict(lockstep.run(Write(Parrot(), chat), items, [0] * len(items), Greedy()))
+    made = dict(lockstep.run(Write(Parrot(), chat), items, [0] * len(items), [Greedy()]))
     return [made[i] for i in range(len(items))]
 
 
