@@ -1,7 +1,7 @@
 """The objects that flow through a run, in the order in which they are made.
 
-    Request -> Heard (AudioClip …) -> Encoded -> Language -> Thought -> Transcript
-            -> Ranking | Draft -> Answer -> Speech -> Waveform -> Outcome
+    Request -> Heard (AudioClip …) -> Encoded -> Language -> Thought | Said -> Transcript
+            -> Ranking | Draft -> Answer -> Speech | Codes -> Waveform -> Outcome
 
 Between stages every product is ragged (no padding) and belongs to one item: a part of one request.
 Inside a stage tensors are padded to [B, T, ...]. Products carry no ids: the scheduler knows whose
@@ -179,6 +179,30 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What the thinker of an omni model said in one pass, and what its talker reads of it."""
+
+    text: str
+    about: str  # the pass: "transcribe" or what is answered
+    clip: int  # its place among the recording's clips; the first of those that it heard
+    finish_reason: str  # "stop", "length" or "loop"
+    logprob: float  # per token
+    prompt_tokens: int = 0
+    states: Tensor | None = None  # [prompt + said, D], None if nobody is going to speak it
+    heard: Tensor | None = None  # [prompt] bool: positions that hold audio
+    ids: Tensor | None = None  # [prompt + said] int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codes:
+    """What an autoregressive talker said: codec frames, ready for the vocoder."""
+
+    codes: Tensor  # [T, K] int64
+    finish_reason: str  # "stop", "length" (the cap that its text allows) or "loop"
+    part: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speech:
     """One sentence from the talker, ready for the vocoder."""
 
@@ -197,7 +221,18 @@ class Waveform:
 
 
 Product = (
-    Heard | Encoded | Language | Thought | Transcript | Ranking | Draft | Answer | Speech | Waveform
+    Heard
+    | Encoded
+    | Language
+    | Thought
+    | Said
+    | Transcript
+    | Ranking
+    | Draft
+    | Answer
+    | Speech
+    | Codes
+    | Waveform
 )
 P = TypeVar("P", bound=Product)
 

@@ -28,8 +28,9 @@ _ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "</s>")
 class Chat:
     """The tokenizer and template of a canonical folder, read on first use."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer` where the folder has no tokenizer.json."""
+        self.folder, self._given = folder, tokenizer
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -56,6 +57,13 @@ class Chat:
         self._tokenizer.encode_special_tokens = True
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
+
+    def token_id(self, token: str) -> int:
+        """The id of a token by its text; UserError if the tokenizer has none."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        if found is None:
+            raise UserError(f"the tokenizer of {self.folder} knows no {token}")
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """Ids to text, without control tokens."""
@@ -91,6 +99,8 @@ class Chat:
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
+        if self._given is not None:
+            return self._given
         path = self.folder / "tokenizer.json"
         if not path.is_file():
             raise UserError(f"no tokenizer.json in {self.folder}", hint="omni models pull")
@@ -109,7 +119,8 @@ class Chat:
         beside = self.folder / "chat_template.jinja"
         if beside.is_file():
             return beside.read_text(encoding="utf-8")
-        known = self._json("tokenizer_config").get("chat_template")
+        known = self._json("chat_template").get("chat_template")  # of a processor
+        known = known or self._json("tokenizer_config").get("chat_template")
         if isinstance(known, list):  # several, by name
             known = {entry["name"]: entry["template"] for entry in known}.get("default")
         if not isinstance(known, str):

@@ -72,6 +72,11 @@ class KVCache:
         """Count what the last writes added to each row: [B] int64, without its padding."""
         self.lengths = self.lengths + added
 
+    def clear(self) -> None:
+        """As if nothing had been written; what was is never read."""
+        self.lengths = torch.zeros_like(self.lengths)
+        self.reaches = [0] * len(self.reaches)
+
     def keep(self, rows: Tensor) -> None:
         """Keep these rows [B'] int64, in this order; a repeated row is copied."""
         self.k = [x.index_select(0, rows) for x in self.k]

@@ -162,13 +162,15 @@ def claim_warning(request: Request, decoded_s: float) -> tuple[str, ...]:
     return (f"duration_claim: {request.duration_s:g}!={decoded_s:.3f}",)
 
 
-def listen_spec(settings: Settings) -> StageSpec:
+def listen_spec(settings: Settings, clips: ClipRule | None = None) -> StageSpec:
     """The stage before it is opened. Claimed lengths decide memory and progress only."""
+    rule = clips or ClipRule()
 
     @contextmanager
     def opened() -> Iterator[Listen]:
         net = load_vad(settings.folders["vad"].folder, device=settings.device)
-        yield Listen(net, settings.decode, workers=settings.workers, strict=settings.task.strict)
+        strict = settings.task.strict
+        yield Listen(net, settings.decode, workers=settings.workers, clips=rule, strict=strict)
 
     task = settings.task
     strict = " strict" if task.strict else ""
@@ -186,7 +188,7 @@ def listen_spec(settings: Settings) -> StageSpec:
         forecast=lambda duration_s: (minutes(duration_s),),
         max_rows=MAX_ROWS,
         fill_rows=1,  # rows are tracks, filled where they are heard
-        settings=f"{settings.folders['vad']} {task.channels} {SpeechRule()} {ClipRule()}{strict}",
+        settings=f"{settings.folders['vad']} {task.channels} {SpeechRule()} {rule}{strict}",
     )
 
 

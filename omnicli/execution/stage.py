@@ -134,6 +134,8 @@ class StageSpec:
     inner_policy: PolicySpec | None = None  # of the codes after a frame's first; None: the same
     pool_rows: int = 1  # a loop that refills takes so many batches' rows as one
     apart: Callable[[Any], int] | None = None  # items with other numbers never share a batch
+    device: str | None = None  # where it computes; None: where the family does
+    weights_bytes: int = 0  # that it loads when it is opened; 0: not told
     record: type[Product] | None = None  # plain data: kept in the run log, not made again
     settings: str = ""  # whatever else decides the product; part of its fingerprint
     version: int = 1  # of the code; grows when the same settings give another product
@@ -150,6 +152,12 @@ class Settings:
     decode: Callable[[Request], Recording]  # raises RequestError
     claimed_s: Callable[[Request], float | None]  # what a line or a header says, unchecked
     workers: int = 2
+    voice: str | None = None  # a speaker of the model; lines may name others
+    places: Mapping[str, tuple[str, torch.dtype]] = field(default_factory=dict)  # by stage
+
+    def place(self, stage: str) -> tuple[str, torch.dtype]:
+        """Where a stage computes, and in what."""
+        return self.places.get(stage, (self.device, self.dtype))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

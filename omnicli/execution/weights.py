@@ -13,6 +13,7 @@ not by a second name. Buffers that are not in the file must be non-persistent an
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -54,29 +55,37 @@ def hollow() -> Iterator[None]:
         yield
 
 
-def load_into(
+@contextmanager
+def unfilled() -> Iterator[None]:
+    """Modules made inside have memory but no values, except for buffers that they compute."""
+    with _NoInit():
+        yield
+
+
+def load_into(  # noqa: PLR0913 - each is a fact about a file
     module: nn.Module,
     source: Path | Sequence[Path],
     *,
     dtype: torch.dtype | None,
     device: torch.device | str,
+    prefix: str = "",
     ignore: Sequence[str] = (),
     rename: Callable[[str], str] | None = None,
 ) -> None:
     """Give the module its tensors from a folder or from safetensors files; it needs no gradients.
 
-    `dtype` None keeps what the file holds; integers keep theirs in any case. `ignore` are patterns
-    (`dec.*`) over the file's names that this module has no use for; `rename` turns the file's
-    names into the module's.
+    `dtype` None keeps what the file holds; integers keep theirs in any case. Only names that begin
+    with `prefix` count, and lose it. `ignore` are patterns (`dec.*`) over names that this module
+    has no use for; `rename` turns what is left into the module's names.
     """
     wanted = module.state_dict(keep_vars=True)
     found: dict[str, Tensor] = {}
-    for name, tensor in _tensors(source, ignore):
+    for name, tensor in _tensors(source, prefix, ignore):
         ours = rename(name) if rename else name
         # Converted only if wanted: a stranger's tensor must not cost memory before it is refused.
         known = ours in wanted
         found[ours] = _placed(tensor, dtype, device) if known else tensor
-    _check(wanted, found, _where(source))
+    _check(wanted, found, f"{_where(source)} ({prefix}*)" if prefix else _where(source))
     module.load_state_dict(found, strict=True, assign=True)
     module.requires_grad_(False).eval()
     unmade = [name for name, buffer in module.named_buffers() if buffer.is_meta]
@@ -113,12 +122,36 @@ def _shards(index: Path) -> Mapping[str, str]:
     return shards
 
 
-def _tensors(source: Path | Sequence[Path], ignore: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(
+    source: Path | Sequence[Path], prefix: str, ignore: Sequence[str]
+) -> Iterator[tuple[str, Tensor]]:
     for path in tensor_files(source):
         with _opened(path) as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                if not any(fnmatchcase(name, pattern) for pattern in ignore):
-                    yield name, file.get_tensor(name)
+            for whole in file.keys():  # noqa: SIM118 - not a mapping
+                name = whole.removeprefix(prefix)
+                skipped = not whole.startswith(prefix) or any(fnmatchcase(name, p) for p in ignore)
+                if not skipped:
+                    yield name, file.get_tensor(whole)
+
+
+def read_rows(source: Path, name: str, rows: Sequence[int]) -> Tensor:
+    """A few rows of a large table -> [len(rows), D], as the file has them; the rest is not read."""
+    for path in tensor_files(source):
+        with _opened(path) as file:
+            if name in file.keys():  # noqa: SIM118 - not a mapping
+                table = file.get_slice(name)
+                return torch.stack([table[row] for row in rows])
+    raise UserError(f"{source} lacks {name}", hint="is this the model that its config says?")
+
+
+def weight_bytes(source: Path, prefix: str, dtype: torch.dtype) -> int:
+    """What the tensors whose names begin with `prefix` take in that format; reads headers only."""
+    shapes = read_shapes(source)
+    return sum(
+        math.prod(shape) * dtype.itemsize
+        for name, shape in shapes.items()
+        if name.startswith(prefix)
+    )
 
 
 def _opened(path: Path) -> safe_open:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from omnicli.errors import UserError
 from omnicli.execution.kv_cache import KVCache
-from omnicli.execution.nets.decoder import Decoder, DecoderConfig
+from omnicli.execution.nets.decoder import Decoder, DecoderConfig, ExpertsConfig
 from omnicli.execution.weights import hollow, load_into
 from omnicli.operators.rope import Llama3Scaling
 
@@ -45,6 +45,11 @@ def read_config(folder: Path) -> LlamaConfig:
     kind = raw.get("model_type", "")
     if kind not in KINDS:
         raise UserError(f"{folder} holds a {kind!r} model", hint=f"known: {', '.join(KINDS)}")
+    return config_of(folder, raw, kind)
+
+
+def config_of(folder: Path, raw: dict[str, Any], kind: str) -> LlamaConfig:
+    """The shape of a network of this kind from its part of a config; `folder` is for messages."""
     _refuse(folder, raw)
     heads = raw["num_attention_heads"]
     rope = _rope(raw)
@@ -67,12 +72,28 @@ def read_config(folder: Path) -> LlamaConfig:
         mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=kind == "qwen3",
         scaling=_scaling(folder, rope),
+        experts=_experts(raw),
+    )
+
+
+def _experts(raw: dict[str, Any]) -> ExpertsConfig | None:
+    count = raw.get("num_experts") or raw.get("num_local_experts")
+    if not count:
+        return None
+    return ExpertsConfig(
+        count=count,
+        chosen=raw["num_experts_per_tok"],
+        inner=raw["moe_intermediate_size"],
+        normed=bool(raw.get("norm_topk_prob", False)),
+        shared_inner=raw.get("shared_expert_intermediate_size") or 0,
     )
 
 
 def _refuse(folder: Path, raw: dict[str, Any]) -> None:
     if raw.get("use_sliding_window"):
         raise UserError(f"{folder} attends in a sliding window, which is not supported")
+    if raw.get("mlp_only_layers") or raw.get("decoder_sparse_step", 1) != 1:
+        raise UserError(f"{folder} mixes dense layers with experts, which is not supported")
     if raw.get("hidden_act", "silu") != "silu":
         raise UserError(f"{folder} activates with {raw['hidden_act']!r}", hint="known: silu")
 
@@ -137,6 +158,23 @@ def load_llama(folder: Path, *, dtype: torch.dtype, device: torch.device | str) 
         net = Llama(config)
     ignore = ("*.rotary_emb.inv_freq", *(("lm_head.weight",) if config.tied else ()))
     load_into(net, folder, dtype=dtype, device=device, ignore=ignore, rename=_rename)
+    net.ready(device)
+    return net
+
+
+def load_llama_part(
+    folder: Path,
+    config: LlamaConfig,
+    prefix: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Llama:
+    """A network that is a part of a larger model: `PREFIXmodel.layers...`, `PREFIXlm_head...`."""
+    with hollow():
+        net = Llama(config)
+    ignore = ("audio_tower.*", "visual.*", *(("lm_head.weight",) if config.tied else ()))
+    load_into(net, folder, dtype=dtype, device=device, prefix=prefix, ignore=ignore, rename=_rename)
     net.ready(device)
     return net
 

@@ -16,7 +16,7 @@ from torchaudio.functional import resample
 from omnicli.config import ModelFolder, Task
 from omnicli.data import Failure, Heard, Inputs, Recording, Request
 from omnicli.errors import RequestError
-from omnicli.execution.families.cascade.listen import (
+from omnicli.execution.listen import (
     Listen,
     claim_warning,
     listen_spec,

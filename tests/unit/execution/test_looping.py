@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnicli.execution.families.cascade.looping import before_loop, loops
+from omnicli.execution.looping import before_loop, loops
 
 tokens = st.lists(st.integers(0, 9), max_size=20)
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from omnicli.data import Answer, Inputs, Request
 from omnicli.execution import phonemes
-from omnicli.execution.families.cascade.listen import listen_spec
 from omnicli.execution.families.cascade.recognise import Recogniser
 from omnicli.execution.families.cascade.respond import Responder, speakable
 from omnicli.execution.families.cascade.speak import talk_spec, vocode_spec, voice_info
+from omnicli.execution.listen import listen_spec
 from omnicli.execution.stage import Family, Settings, StageSpec
 
 

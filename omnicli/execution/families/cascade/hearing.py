@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from omnicli.data import AudioClip, Encoded, Language, Segment, Thought
-from omnicli.execution.families.cascade.looping import loops
 from omnicli.execution.heap import forget_pages
 from omnicli.execution.kv_cache import KVCache
+from omnicli.execution.looping import loops
 from omnicli.execution.nets.whisper import CrossCache, Decoder, Encoder
 from omnicli.execution.stage import LoopStage, MapStage, RowEnd, StepOut
 from omnicli.execution.whisper_tokens import TIME_PRECISION_S, WhisperTokens

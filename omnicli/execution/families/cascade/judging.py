@@ -11,7 +11,7 @@ from dataclasses import replace
 from omnicli.data import AudioClip, Heard, Segment, Thought
 from omnicli.errors import RequestError
 from omnicli.execution.families.cascade.hearing import MAX_NO_SPEECH_PROB, MAX_UNCOVERED_S
-from omnicli.execution.families.cascade.looping import before_loop
+from omnicli.execution.looping import before_loop
 
 ENDLESS = frozenset({"runaway", "repetition"})
 DOUBTFUL = ENDLESS | {"low_score", "credit_line"}

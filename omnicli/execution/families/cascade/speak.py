@@ -36,6 +36,7 @@ from omnicli.execution.phonemes import ESPEAK, Alphabet, phoneme_ids, require
 from omnicli.execution.seeds import row_seed
 from omnicli.execution.spoken import SENTENCE_PAUSE_S, cut, to_sentences
 from omnicli.execution.stage import MapStage, Settings, StageSpec
+from omnicli.execution.talker import joined
 from omnicli.execution.weights import read_shapes
 from omnicli.operators.ragged import pad_to, unpad
 
@@ -414,21 +415,6 @@ class Vocode(MapStage[Voiced]):
         if not math.isfinite(peak):
             return Failure(code="not_finite", stage=VOCODE, message="the vocoder made no sound")
         return Waveform(pieces=(samples,), rate_hz=self._rate_hz, peak=peak, samples=len(samples))
-
-
-def joined(rate_hz: int, parts: Sequence[Waveform], pauses_s: Sequence[float]) -> Waveform:
-    """One after the other, each followed by its pause."""
-    pieces: list[Tensor] = []
-    for part, pause_s in zip(parts, pauses_s, strict=True):
-        pieces += part.pieces
-        if silence := round(pause_s * rate_hz):
-            pieces.append(torch.zeros(silence))
-    return Waveform(
-        pieces=tuple(pieces),
-        rate_hz=rate_hz,
-        peak=max(p.peak for p in parts),
-        samples=sum(len(p) for p in pieces),
-    )
 
 
 # -- the stages

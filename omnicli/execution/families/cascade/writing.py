@@ -12,9 +12,9 @@ from torch import Tensor
 
 from omnicli.data import Draft
 from omnicli.execution.chat import Chat
-from omnicli.execution.families.cascade.looping import loops
 from omnicli.execution.families.cascade.ranking import edge_tokens
 from omnicli.execution.kv_cache import KVCache
+from omnicli.execution.looping import loops
 from omnicli.execution.nets.llama import Llama
 from omnicli.execution.stage import LoopStage, RowEnd, StepOut
 from omnicli.operators.ragged import pad_to
