@@ -34,9 +34,36 @@ class ModelChoice:
     threads: int | None = None  # of one operation on the CPU; None: as many as there are CPUs
     cache: Path | None = None  # where embedded and converted models lie
     hub_cache: Path | None = None  # where Hugging Face's tools keep what they downloaded
+    places: tuple["Place", ...] = ()  # stages that compute elsewhere than the others
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, DTYPES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one stage computes, and in what."""
+
+    stage: str
+    device: str
+    dtype: str | None = None  # None: as the others
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None:
+            _one_of("dtype", self.dtype, DTYPES)
+
+
+def places_of(text: str) -> tuple[Place, ...]:
+    """Read `think=cuda:0,talk=cuda:1/bfloat16`."""
+    return tuple(_place(one.strip()) for one in text.split(",") if one.strip())
+
+
+def _place(text: str) -> Place:
+    stage, equals, where = text.partition("=")
+    device, slash, dtype = where.partition("/")
+    if not equals or not stage or not device:
+        raise UserError(f"no place: {text!r}", hint="STAGE=DEVICE or STAGE=DEVICE/DTYPE")
+    return Place(stage=stage, device=device, dtype=dtype if slash else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +179,7 @@ class RunConfig:
     limits: Limits = field(default_factory=Limits)
     writers: tuple[str, ...] = ("txt", "json")
     schedule: str = "stages"
+    loop: str = "lockstep"
     resume: Resume = field(default_factory=Resume)
     stop: Stop = field(default_factory=Stop)
     fail_if_empty: bool = False

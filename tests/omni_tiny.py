@@ -66,6 +66,9 @@ def scaled(model, scale=SCALE, seed=1):
                 parameter.mul_(scale)
             elif name.endswith(("norm.weight", "bias")):
                 parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+        writes = {IDS["<|im_end|>"], *tokenizer().encode("abcdefghijklmnopqrstuvwxyz ").ids}
+        silent = [i for i in range(VOCAB) if i not in writes]
+        model.thinker.lm_head.weight[silent] = 0.0  # so that it writes letters
     return model.eval()
 
 

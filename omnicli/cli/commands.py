@@ -31,7 +31,10 @@ Format = Annotated[
 ]
 SpeakingRate = Annotated[float, typer.Option(help="2 is twice as fast")]
 Voice = Annotated[
-    str | None, typer.Option(help="Piper voice: .onnx file or a name", rich_help_panel="Models")
+    str | None,
+    typer.Option(
+        help="Piper voice (.onnx file or a name); an omni model's speaker", rich_help_panel="Models"
+    ),
 ]
 
 
@@ -154,10 +157,18 @@ def _config(
         resume=resume_of(doing, min_age_s=which.min_age),
         stop=stop_of(doing, datetime.now().astimezone()),
         scratch=doing.scratch,
+        schedule=_plugin("handover", doing.schedule),
+        loop=_plugin("loop", doing.loop),
         fail_if_empty=telling.fail_if_empty,
         log_content=telling.log_content,
         faults=test_faults(),
     )
+
+
+def _plugin(kind: Literal["handover", "loop"], name: str) -> str:
+    if name not in plugins.names(kind):
+        plugins.load(kind, name)  # says which there are
+    return name
 
 
 def _inputs(which: InputOptions) -> tuple[str, ...]:

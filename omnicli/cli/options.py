@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from omnicli.cli.places import hub_cache, model_cache, omp_threads
-from omnicli.config import Limits, ModelChoice, Resume, Stop
+from omnicli.config import Limits, ModelChoice, Resume, Stop, places_of
 from omnicli.errors import UserError
 
 _IN, _MODEL, _AGAIN, _RUN, _SHOW, _EXIT = (
@@ -124,7 +124,13 @@ class HearingOptions:
     """Which models hear."""
 
     model: Annotated[
-        str, typer.Option("--model", "-m", help="`embedded`", rich_help_panel=_MODEL)
+        str,
+        typer.Option(
+            "--model",
+            "-m",
+            help="embedded, or the folder or hub id of an omni model",
+            rich_help_panel=_MODEL,
+        ),
     ] = "embedded"
     asr_model: Annotated[
         str | None,
@@ -151,6 +157,14 @@ class DeviceOptions:
             rich_help_panel=_MODEL,
         ),
     ] = "auto"
+    place: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGE=DEVICE[/DTYPE],...",
+            help="Stages of an omni model that run elsewhere: think=cuda:0,talk=cuda:1",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
     threads: Annotated[
         int | None,
         typer.Option(min=1, help="CPU threads; all that are allowed", rich_help_panel=_MODEL),
@@ -225,6 +239,15 @@ class RunOptions:
         int | None,
         typer.Option(min=1, help="MiB that the process may take", rich_help_panel=_RUN),
     ] = None
+    schedule: Annotated[
+        str, typer.Option(help="How stages follow each other: stages", rich_help_panel=_RUN)
+    ] = "stages"
+    loop: Annotated[
+        str,
+        typer.Option(
+            help="How rows of an omni model advance: lockstep or refill", rich_help_panel=_RUN
+        ),
+    ] = "lockstep"
     scratch: Annotated[
         Path | None,
         typer.Option(help="Folder for what waits between stages", rich_help_panel=_RUN),
@@ -368,5 +391,6 @@ def models_of(device: DeviceOptions, **chosen: Any) -> ModelChoice:
         threads=device.threads or omp_threads(),
         cache=model_cache(),
         hub_cache=hub_cache(),
+        places=places_of(device.place or ""),
         **chosen,
     )

@@ -29,7 +29,7 @@ LEAST_S, S_PER_TOKEN = 3.0, 0.8  # of speech: nobody takes longer for a text, nu
 LOOP_S = 4.0  # of frames that repeat themselves
 LOOP_REPEATS = 4
 PAUSE_S = 0.3  # between the answers to parts of a long recording
-EDGE_FRAMES = 16
+LEAST_EDGE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +70,8 @@ class TalkPlan:
 
 
 def talk_edge(positions: int) -> int:
-    """What a prompt is padded to: at most an eighth more, in multiples of 16."""
-    step = max(EDGE_FRAMES, 1 << max(0, positions.bit_length() - 4))
-    return -(-positions // step) * step
+    """What a prompt is padded to: a power of two, since it costs little beside the frames."""
+    return max(LEAST_EDGE, 1 << (positions - 1).bit_length())
 
 
 def cap_frames(plan: TalkPlan, said: Said) -> int:

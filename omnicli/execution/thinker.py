@@ -248,8 +248,8 @@ def audio_id(plan: ThinkerPlan) -> int:
 
 
 def think_edge(tokens: int) -> int:
-    """What a beginning is padded to: at most an eighth more, in multiples of 32."""
-    step = max(32, 1 << max(0, tokens.bit_length() - 4))
+    """What a beginning is padded to: at most a quarter more, in multiples of 32."""
+    step = max(32, 1 << max(0, tokens.bit_length() - 3))
     return -(-tokens // step) * step
 
 

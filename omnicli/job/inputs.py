@@ -9,7 +9,7 @@ from omnicli import models, plugins
 from omnicli.config import Limits, ModelFolder, RunConfig
 from omnicli.data import Inputs, Recording, Request
 from omnicli.errors import UserError
-from omnicli.execution.dtypes import dtype_of
+from omnicli.execution.dtypes import device_of, dtype_of
 from omnicli.execution.stage import Family, Settings
 from omnicli.io.audio import probe
 from omnicli.io.discover import read_inputs, root_of
@@ -108,8 +108,22 @@ def load_family(config: RunConfig, device: str, decode: Decode) -> Family:
         decode=decode,
         claimed_s=claimed_s,
         workers=config.limits.workers,
+        voice=choice.voice,
+        places={
+            place.stage: (
+                device_of(place.device),
+                dtype_of(place.dtype or choice.dtype, place.device),
+            )
+            for place in choice.places
+        },
     )
     family: Family = plugins.load("family", name)(settings)
+    for place in choice.places:
+        if place.stage not in {spec.name for spec in family.stages}:
+            placed = ", ".join(spec.name for spec in family.stages if spec.device)
+            raise UserError(
+                f"no stage named {place.stage!r} has a place", hint=f"known: {placed or 'none'}"
+            )
     return family
 
 

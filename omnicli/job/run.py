@@ -50,7 +50,7 @@ from omnicli.observe import Listener, Observer, clock_s, now_iso, rss_bytes
 from omnicli.report.summary import RunSummary, Totals
 from omnicli.scheduling.drive import TROUBLE, Driver, failure_of
 from omnicli.scheduling.faults import Faults
-from omnicli.scheduling.handover.stages import Openings
+from omnicli.scheduling.openings import Openings
 from omnicli.scheduling.watchdog import Watchdog, Work
 from omnicli.scheduling.wave import Member, needed
 
@@ -240,6 +240,7 @@ class Job:
         self.driver = Driver(
             budget=budget_of(config),
             observer=observer,
+            loop=config.loop,
             check=self.check,
             in_flight=store.in_flight,
             watchdog=Watchdog(config.limits.patience_s, self._stalled),
@@ -446,9 +447,10 @@ class Job:
             f"{f' and {len(work.ids) - MAX_FAILURES} more' * (len(work.ids) > MAX_FAILURES)}"
         )
 
-    def _memory_left(self) -> float:
-        if self.family.device != "cpu":
-            left, _ = torch.cuda.mem_get_info(self.family.device)
+    def _memory_left(self, device: str | None) -> float:
+        device = device or self.family.device
+        if device != "cpu":
+            left, _ = torch.cuda.mem_get_info(device)
             held = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
             return float(left + held)
         most = self.config.limits.max_bytes

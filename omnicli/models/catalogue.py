@@ -6,7 +6,7 @@ Nothing of these packages is ever imported. The licences are those of the weight
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["asr", "llm", "voice", "vad"]
+Kind = Literal["asr", "llm", "voice", "vad", "omni"]
 Format = Literal["whisper-ct2", "gguf", "piper-onnx", "safetensors"]
 
 

@@ -25,6 +25,8 @@ LAYOUTS: dict[Kind, str] = {
     " model.safetensors) or a .gguf file",
     "voice": "a Piper voice: NAME.onnx with NAME.onnx.json beside it",
     "vad": "a folder with model.safetensors of the silero-vad package",
+    "omni": "a folder of an omni model as on Hugging Face (config.json, tokenizer.json,"
+    " model-*.safetensors with their index)",
 }
 
 
@@ -139,18 +141,25 @@ def _check_tensors(folder: Path, shards: Sequence[Path], wanted: frozenset[str])
 
 def _check_hugging_face(kind: Kind, folder: Path) -> None:
     config = _check_keys(folder / "config.json", ("model_type",), LAYOUTS[kind])
+    if kind == "omni":  # its family knows what it needs besides
+        _check_whole(folder, config)
+        return
     if config["model_type"] not in MODEL_TYPES[kind]:
         known = ", ".join(MODEL_TYPES[kind])
         raise UserError(
             f"{folder} holds a model of the type {config['model_type']!r}", hint=f"known: {known}"
         )
-    if config.get("quantization_config") or config.get("quantization"):
-        raise UserError(f"{folder} holds a quantised model", hint="take the full one, or a .gguf")
+    _check_whole(folder, config)
     needed = ["tokenizer.json", *(["generation_config.json"] if kind == "asr" else [])]
     absent = [name for name in needed if not (folder / name).is_file()]
     if absent:
         hint = "copy it from the model this one was made from, or save it anew with transformers"
         raise UserError(f"{folder} lacks {', '.join(absent)}", hint=hint)
+
+
+def _check_whole(folder: Path, config: Json) -> None:
+    if config.get("quantization_config") or config.get("quantization"):
+        raise UserError(f"{folder} holds a quantised model", hint="take the full one, or a .gguf")
 
 
 def _check_keys(path: Path, keys: tuple[str, ...], hint: str) -> Json:

@@ -16,7 +16,7 @@ from torch import Tensor
 from omnicli import plugins
 from omnicli.config import PolicySpec
 from omnicli.data import Batch, Failure, ItemKey, Product, Ticket
-from omnicli.errors import RequestError
+from omnicli.errors import RequestError, RunError
 from omnicli.execution.stage import MapStage, Stage, StageSpec
 from omnicli.observe import Event, Observer, clock_s, peak_rss_bytes
 from omnicli.scheduling.bucket import Budget, halves, pack, step_up
@@ -37,7 +37,7 @@ def _unrecorded(stage: str, ids: Sequence[str]) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _plenty() -> float:
+def _plenty(device: str | None) -> float:
     return math.inf
 
 
@@ -52,7 +52,7 @@ class Driver:
     in_flight: Callable[[str, Sequence[str]], AbstractContextManager[None]] = _unrecorded
     watchdog: Watchdog | None = None
     faults: Faults = field(default_factory=Faults)
-    memory_left: Callable[[], float] = _plenty  # bytes
+    memory_left: Callable[[str | None], float] = _plenty  # bytes; None: the family's device
     too_much: dict[str, int] = field(default_factory=dict)  # stage -> bytes that did not fit
 
     @contextmanager
@@ -107,8 +107,8 @@ def drive(
         batch = pending.pop()
         if len(batch.tickets) > 1 and batch.row_bytes > _allowed_bytes(spec, driver):
             pending += halves(batch)[::-1]
-        elif batch.row_bytes > driver.memory_left():
-            needed, left = batch.row_bytes >> 20, int(driver.memory_left()) >> 20
+        elif batch.row_bytes > driver.memory_left(spec.device):
+            needed, left = batch.row_bytes >> 20, int(driver.memory_left(spec.device)) >> 20
             message = f"needs about {needed} MiB, and {left} MiB are left"
             deliver(batch.tickets[0], Failure(code="oom", stage=spec.name, message=message), 0.0)
         else:
@@ -117,7 +117,7 @@ def drive(
 
 def _allowed_bytes(spec: StageSpec, driver: Driver) -> float:
     """What a batch may take now: by the memory that is left, and by what was too much before."""
-    left = MEMORY_SHARE * driver.memory_left()
+    left = MEMORY_SHARE * driver.memory_left(spec.device)
     too_much = driver.too_much.get(spec.name)
     return left if too_much is None else min(left, too_much / 2)
 
@@ -205,6 +205,18 @@ def _products(
         for i, product in run(bent, filled, seeds, policies, slots=slots, beat=driver.beat):
             if i < len(rows):
                 yield i, product
+
+
+def check_room(spec: StageSpec, driver: Driver) -> None:
+    """RunError if a stage's weights cannot fit where it computes."""
+    left = driver.memory_left(spec.device)
+    if spec.weights_bytes > left:
+        where = f" on {spec.device}" if spec.device else ""
+        raise RunError(
+            f"the weights of {spec.name} need {spec.weights_bytes / 2**30:.2f} GiB{where}, "
+            f"and {left / 2**30:.2f} are left",
+            hint="--place STAGE=DEVICE, --dtype bfloat16, or a smaller model",
+        )
 
 
 def policy_of(spec: PolicySpec) -> Policy:

@@ -115,14 +115,14 @@ def test_other_errors_are_not_about_memory():
 
 def test_batches_shrink_to_the_memory_that_is_left():
     stage = Echo()
-    delivered, _ = run(range(8), stage, memory_left=lambda: 2.5 * ROW)
+    delivered, _ = run(range(8), stage, memory_left=lambda device: 2.5 * ROW)
     assert codes(delivered) == {}
     assert max(stage.sizes) == 2
 
 
 def test_one_item_that_is_larger_than_what_is_left_fails_without_being_tried():
     stage = Echo()
-    delivered, _ = run(range(3), stage, memory_left=lambda: 0.5 * ROW)
+    delivered, _ = run(range(3), stage, memory_left=lambda device: 0.5 * ROW)
     assert set(codes(delivered).values()) == {"oom"}
     assert stage.sizes == []
 
