@@ -210,8 +210,11 @@ def qwen3(seed=0, *, scale=SCALE):
     return scaled(Qwen3OmniMoeForConditionalGeneration(config), scale)
 
 
-def qwen2_5(seed=0, *, scale=SCALE):
-    """One codebook, flow matching, BigVGAN; two speakers."""
+def qwen2_5(seed=0, *, scale=SCALE, num_embeds=96):
+    """One codebook, flow matching, BigVGAN; two speakers.
+
+    Published vocoders know fewer codes (`num_embeds`) than their talkers.
+    """
     torch.manual_seed(seed)
     text = {
         "vocab_size": VOCAB,
@@ -285,7 +288,7 @@ def qwen2_5(seed=0, *, scale=SCALE):
         "look_ahead_layers": [1],
         "look_backward_layers": [0],
         "repeats": 2,
-        "num_embeds": 80,
+        "num_embeds": num_embeds,
         "mel_dim": 20,
         "enc_emb_dim": 8,
         "enc_dim": 8,

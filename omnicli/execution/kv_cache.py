@@ -34,6 +34,7 @@ class KVCache:
         self.v = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.lengths = torch.zeros(shape[0], dtype=torch.int64, device=device)
         self.capacity = shape[2]
+        self.even: int | None = 0  # all rows' length where it is one, known without asking
         self.reaches = [0] * shape[0]
 
     def positions(self, new: int) -> Tensor:
@@ -61,6 +62,8 @@ class KVCache:
         for cache, new in ((self.k[layer], k), (self.v[layer], v)):
             if self.reach == k.shape[2]:  # the first write of all rows
                 cache[:, :, : self.reach] = new
+            elif self.even is not None:
+                cache[:, :, self.even : self.even + k.shape[2]] = new
             elif k.shape[2] == 1:  # a step: many times as fast as scattering
                 cache[torch.arange(len(new), device=new.device), :, positions[:, 0]] = new[:, :, 0]
             else:
@@ -71,10 +74,12 @@ class KVCache:
     def advance(self, added: Tensor | int) -> None:
         """Count what the last writes added to each row: [B] int64, without its padding."""
         self.lengths = self.lengths + added
+        even = self.even
+        self.even = even + added if even is not None and isinstance(added, int) else None
 
     def clear(self) -> None:
         """As if nothing had been written; what was is never read."""
-        self.lengths = torch.zeros_like(self.lengths)
+        self.lengths, self.even = torch.zeros_like(self.lengths), 0
         self.reaches = [0] * len(self.reaches)
 
     def keep(self, rows: Tensor) -> None:
@@ -86,7 +91,7 @@ class KVCache:
 
     def put(self, rows: Tensor, other: "KVCache") -> None:
         """Overwrite rows [N] int64 with the first N of another cache of the same capacity."""
-        size = other.reach
+        size, self.even = other.reach, None
         for mine, theirs in zip((*self.k, *self.v), (*other.k, *other.v), strict=True):
             mine[rows, :, :size] = theirs[: len(rows), :, :size]
             mine[rows, :, size:] = 0  # as if nobody had been there
@@ -98,7 +103,7 @@ class KVCache:
         """Return a cache of its own that begins with copies of these rows [B'] int64."""
         twin = object.__new__(KVCache)
         twin.k, twin.v, twin.lengths = list(self.k), list(self.v), self.lengths
-        twin.capacity, twin.reaches = self.capacity, self.reaches
+        twin.capacity, twin.reaches, twin.even = self.capacity, self.reaches, self.even
         twin.keep(rows)
         return twin
 

@@ -104,7 +104,7 @@ def items(
     name = voice_of(plan, request.voice or voice)
     if name is None:
         known = ", ".join(plan.voices)
-        raise RequestError("bad_request", f"no voice named {request.voice!r}; known: {known}")
+        raise RequestError("unknown_voice", f"no voice named {request.voice!r}; known: {known}")
     spoken = [said for said in best(inputs) if said.states is not None and said.text]
     seed = seed if request.seed is None else request.seed
     return [

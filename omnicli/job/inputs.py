@@ -118,12 +118,11 @@ def load_family(config: RunConfig, device: str, decode: Decode) -> Family:
         },
     )
     family: Family = plugins.load("family", name)(settings)
+    placed = [spec.name for spec in family.stages if spec.device]
     for place in choice.places:
-        if place.stage not in {spec.name for spec in family.stages}:
-            placed = ", ".join(spec.name for spec in family.stages if spec.device)
-            raise UserError(
-                f"no stage named {place.stage!r} has a place", hint=f"known: {placed or 'none'}"
-            )
+        if place.stage not in placed:
+            hint = f"known: {', '.join(placed) or 'none, since the model is not an omni model'}"
+            raise UserError(f"no stage named {place.stage!r} can be placed", hint=hint)
     return family
 
 

@@ -25,7 +25,7 @@ ENDS = [84, 86]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    model = tiny.qwen2_5()
+    model = tiny.qwen2_5(num_embeds=80)
     return model, tiny.save_qwen2_5(model, tmp_path_factory.mktemp("qwen2_5"))
 
 

@@ -5,6 +5,7 @@ layer holds follows from its config: biased or normed queries and keys, a dense 
 of experts. Parameters keep the names of the Hugging Face checkpoints.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -63,6 +64,12 @@ class DecoderConfig:
         return 12 * self.width + 3 * inner
 
 
+def _keep(module: nn.Module, name: str, pieces: Sequence[Tensor]) -> None:
+    """The pieces as one tensor of the module's, None if there are none."""
+    whole = torch.cat(list(pieces)).detach() if pieces else None
+    module.register_buffer(name, whole, persistent=False)
+
+
 class RMSNorm(nn.Module):
     """`rms_norm` with its weight."""
 
@@ -90,9 +97,14 @@ class Context:
 class Attention(nn.Module):
     """Self-attention in which several query heads share a key head."""
 
+    qkv: Tensor  # [(H + 2 Hk) d, D]
+    qkv_bias: Tensor | None
+    qk_weight: Tensor  # [H + Hk, d]
+
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.head_width = layer, config.head_width
+        self.heads, self.kv_heads = config.heads, config.kv_heads
         queries, keys = config.heads * config.head_width, config.kv_heads * config.head_width
         self.q_proj = nn.Linear(config.width, queries, bias=config.qkv_bias)
         self.k_proj = nn.Linear(config.width, keys, bias=config.qkv_bias)
@@ -103,12 +115,26 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(config.head_width, config.eps)
         self.qk_norm = config.qk_norm
 
+    def stack(self) -> None:
+        """One product for queries, keys and values; the single ones are let go."""
+        each = (self.q_proj, self.k_proj, self.v_proj)
+        _keep(self, "qkv", [p.weight for p in each])
+        _keep(self, "qkv_bias", [p.bias for p in each if p.bias is not None])
+        del self.q_proj, self.k_proj, self.v_proj
+        if self.qk_norm:
+            norms = ((self.q_norm, self.heads), (self.k_norm, self.kv_heads))
+            _keep(self, "qk_weight", [n.weight.expand(heads, -1) for n, heads in norms])
+            self.eps = self.q_norm.eps
+            del self.q_norm, self.k_norm
+
     def forward(self, x: Tensor, context: Context) -> Tensor:
         """x [B, T, D] -> [B, T, D]."""
-        q, k, v = (self._heads(p(x)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        heads = F.linear(x, self.qkv, self.qkv_bias).view(*x.shape[:2], -1, self.head_width)
+        qk, v = torch.split(heads, [self.heads + self.kv_heads, self.kv_heads], dim=2)
         if self.qk_norm:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (rotate(y.transpose(1, 2), context.cos, context.sin) for y in (q, k))
+            qk = rms_norm(qk, self.qk_weight, self.eps)
+        qk = rotate(qk.transpose(1, 2), context.cos, context.sin)
+        q, k = torch.split(qk, [self.heads, self.kv_heads], dim=1)  # [B, H, T, d]
         v = v.transpose(1, 2)
         if context.cache is not None:
             k, v = context.cache.write(self.layer, k, v, context.positions)
@@ -116,13 +142,12 @@ class Attention(nn.Module):
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
         return out
 
-    def _heads(self, x: Tensor) -> Tensor:
-        b, t, _ = x.shape
-        return x.view(b, t, -1, self.head_width)  # [B, T, H, d]
-
 
 class MLP(nn.Module):
     """Gated feed-forward network (SwiGLU)."""
+
+    gate_up: Tensor  # [2 I, D]
+    gate_up_bias: Tensor | None
 
     def __init__(self, width: int, inner: int, *, bias: bool = False) -> None:
         super().__init__()
@@ -130,17 +155,22 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=bias)
         self.down_proj = nn.Linear(inner, width, bias=bias)
 
+    def stack(self) -> None:
+        """One product for both gates; the single ones are let go."""
+        each = (self.gate_proj, self.up_proj)
+        _keep(self, "gate_up", [p.weight for p in each])
+        _keep(self, "gate_up_bias", [p.bias for p in each if p.bias is not None])
+        del self.gate_proj, self.up_proj
+
     def forward(self, x: Tensor) -> Tensor:
         """x [..., D] -> [..., D]."""
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = F.linear(x, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
         return out
 
 
 class Experts(nn.Module):
-    """A mixture of experts, and one that every token passes if the config has it.
-
-    Checkpoints hold the experts one by one; `stack` puts them side by side after loading.
-    """
+    """A mixture of experts, and one that every token passes if the config has it."""
 
     gate_up: Tensor  # [E, 2 I, D]
     down: Tensor  # [E, D, I]
@@ -157,10 +187,9 @@ class Experts(nn.Module):
     def stack(self) -> None:
         """All experts' matrices in two tensors; the single ones are let go."""
         each = [expert for expert in self.experts if isinstance(expert, MLP)]
-        self.gate_up = torch.stack(
-            [torch.cat([e.gate_proj.weight, e.up_proj.weight]) for e in each]
-        ).detach()
-        self.down = torch.stack([e.down_proj.weight for e in each]).detach()
+        gates = [torch.cat([e.gate_proj.weight, e.up_proj.weight])[None] for e in each]
+        _keep(self, "gate_up", gates)
+        _keep(self, "down", [e.down_proj.weight[None] for e in each])
         del self.experts
 
     def forward(self, x: Tensor) -> Tensor:
@@ -209,10 +238,13 @@ class Decoder(nn.Module):
         self.register_buffer("frequency", _frequency(config), persistent=False)
 
     def ready(self, device: torch.device | str) -> None:
-        """To be called when the weights are there: put side by side what is used side by side."""
+        """To be called when the weights are there: put side by side what is used side by side.
+
+        Checkpoints hold queries, keys and values, both gates and all experts one by one.
+        """
         self.frequency = self.frequency.to(device)
-        for module in self.modules():
-            if isinstance(module, Experts):
+        for kind in (Experts, Attention, MLP):  # experts first: they are MLPs one by one
+            for module in [m for m in self.modules() if isinstance(m, kind)]:
                 module.stack()
 
     def decode(self, x: Tensor, cache: KVCache, *, depth: int = 0) -> tuple[Tensor, Tensor]:

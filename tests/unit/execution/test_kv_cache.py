@@ -88,3 +88,39 @@ def test_nothing_is_written_beyond_the_capacity():
 def test_bytes_are_those_of_keys_and_values():
     cache = KVCache(3, (2, 4, 10, 8), dtype=torch.bfloat16)
     assert cache.bytes == 2 * 3 * 2 * 4 * 10 * 8 * 2
+
+
+def test_a_row_that_is_overwritten_is_as_if_it_had_been_there_alone():
+    generator = torch.Generator().manual_seed(0)
+
+    def filled(steps, rows=4):
+        cache = KVCache(1, (rows, 2, 64, 8))
+        for size in steps:
+            positions = cache.extend(size)
+            new = torch.randn(rows, 2, size, 8, generator=generator)
+            cache.write(0, new, new, positions)
+            cache.advance(size)
+        return cache
+
+    old, new = filled([20, 1, 1, 1]), filled([7, 1])
+    kept = old.k[0][2].clone()
+    old.put(torch.tensor([3, 0]), new)
+    assert torch.equal(old.k[0][3], new.k[0][0])
+    assert torch.equal(old.k[0][0], new.k[0][1])
+    assert torch.equal(old.k[0][2], kept)
+    assert old.lengths.tolist() == [8, 23, 23, 8]
+    assert old.reaches == [8, 23, 23, 8]
+    assert old.reach == 23
+
+
+def test_a_cache_that_is_cleared_begins_anew():
+    cache = KVCache(1, (4, 1, 8, 2))
+    cache.write(0, torch.ones(4, 1, 3, 2), torch.ones(4, 1, 3, 2), cache.extend(3))
+    cache.advance(3)
+    cache.clear()
+    assert (cache.reach, cache.lengths.tolist()) == (0, [0] * 4)
+    k, _ = cache.write(0, 2 * torch.ones(4, 1, 2, 2), torch.ones(4, 1, 2, 2), cache.extend(2))
+    cache.advance(2)
+    assert (k[:, :, :2] == 2).all()
+    more, _ = cache.write(0, 5 * torch.ones(4, 1, 1, 2), torch.ones(4, 1, 1, 2), cache.extend(1))
+    assert (more[:, :, 2] == 5).all()

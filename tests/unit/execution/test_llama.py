@@ -36,6 +36,7 @@ def net(request, tmp_path):
     made = Llama(config(tmp_path, model_type=request.param, tie_word_embeddings=True))
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
+    made.ready("cpu")
     return made.requires_grad_(False)
 
 

@@ -183,6 +183,7 @@ def net():
     made = Llama(shape)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
+    made.ready("cpu")
     return made.requires_grad_(False)
 
 
