@@ -240,7 +240,10 @@ class RunOptions:
         typer.Option(min=1, help="MiB that the process may take", rich_help_panel=_RUN),
     ] = None
     schedule: Annotated[
-        str, typer.Option(help="How stages follow each other: stages", rich_help_panel=_RUN)
+        str,
+        typer.Option(
+            help="stages (one after the other) or overlap (all at a time)", rich_help_panel=_RUN
+        ),
     ] = "stages"
     loop: Annotated[
         str,

@@ -334,7 +334,11 @@ class RunStore:
 
     @contextmanager
     def in_flight(self, stage: str, ids: Sequence[str]) -> Iterator[None]:
-        """On record while a block runs; if the process dies in it, the next one knows of what."""
+        """On record while a block runs; if the process dies in it, the next one knows of what.
+
+        Several stages may be at it at a time, and end in any order. A request that is in the hands
+        of two has left the first: what is on record is where it went.
+        """
         self._db.execute("BEGIN")
         self._db.executemany(
             "INSERT OR REPLACE INTO in_flight VALUES (?, ?)", [(name, stage) for name in ids]
@@ -343,7 +347,11 @@ class RunStore:
         try:
             yield
         finally:
-            self._db.execute("DELETE FROM in_flight")
+            self._db.execute("BEGIN")
+            self._db.executemany(
+                "DELETE FROM in_flight WHERE id = ? AND stage = ?", [(name, stage) for name in ids]
+            )
+            self._db.execute("COMMIT")
 
     # -- products
 

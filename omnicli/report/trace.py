@@ -52,6 +52,7 @@ class _Trace:
         self._tracks: dict[str, int] = {}
         self._ends_us: dict[int, int] = {}  # track -> end of its last slice
         self._waiting: dict[str, float] = {}  # stage -> items
+        self._told: set[str] = set()  # stages that tell themselves what waits
         self._begun = False
 
     def take(self, event: Event) -> None:
@@ -66,6 +67,8 @@ class _Trace:
         elif kind == "stage":
             self._waiting.pop(str(event["stage"]), None)
             self._queue(str(event["stage"]), _number(event, "items"), _micros(str(event["ts"])))
+        elif kind == "queue":
+            self._waits(str(event["stage"]), event)
         elif kind in ("stalled", "warning"):
             place = {"ts": _micros(str(event["ts"])), "pid": PROCESS, "tid": 0}
             self._write({"ph": "i", "s": "p", "name": kind, **place})
@@ -94,7 +97,17 @@ class _Trace:
         self._ends_us[track] = begin_us + wall_us
         return begin_us + wall_us
 
+    def _waits(self, stage: str, event: Event) -> None:
+        """What a stage itself says is waiting for it."""
+        self._told.add(stage)
+        at_us = _micros(str(event["ts"]))
+        self._count(f"queue {stage}", "items", event["items"], at_us)
+        self._count(f"queued bytes {stage}", "bytes", event["bytes"], at_us)
+
     def _queue(self, stage: str, more: float, at_us: int) -> None:
+        """What must be waiting, by what has come and what is done."""
+        if stage in self._told:
+            return
         self._waiting[stage] = max(0.0, self._waiting.get(stage, 0.0) + more)
         self._count(f"queue {stage}", "items", self._waiting[stage], at_us)
 

@@ -5,7 +5,7 @@ dies nor one that hangs is a riddle to the next run.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -54,6 +54,7 @@ class Driver:
     faults: Faults = field(default_factory=Faults)
     memory_left: Callable[[str | None], float] = _plenty  # bytes; None: the family's device
     too_much: dict[str, int] = field(default_factory=dict)  # stage -> bytes that did not fit
+    waiting_bytes: int = 256 << 20  # of products behind one stage, where stages run at a time
 
     @contextmanager
     def holding(self, work: Work) -> Iterator[None]:
@@ -62,10 +63,10 @@ class Driver:
         with self.in_flight(work.stage, work.ids), watched:
             yield
 
-    def beat(self) -> None:
-        """Something moved inside a batch."""
+    def beat(self, *work: Work) -> None:
+        """Something moved inside a batch: of that work, or of all that is in hand."""
         if self.watchdog is not None:
-            self.watchdog.beat()
+            self.watchdog.beat(*work)
 
 
 def ticket_of(spec: StageSpec, key: ItemKey, item: Any) -> Ticket:
@@ -85,9 +86,21 @@ def plan(
     spec: StageSpec, tickets: Sequence[Ticket], budget: Budget, loop: str = "lockstep"
 ) -> list[Batch]:
     """The batches that a stage will run."""
-    rows = min(budget.max_rows, spec.max_rows)
-    pool = spec.pool_rows if loop == "refill" else 1
-    return pack(tickets, Budget(max_rows=rows, max_bytes=budget.max_bytes), pool=pool)
+    return pack(tickets, _own(spec, budget), pool=_pool(spec, loop))
+
+
+def is_full(spec: StageSpec, batch: Batch, budget: Budget, loop: str) -> bool:
+    """Whether the plan would never put more into such a batch."""
+    most = _own(spec, budget).rows(batch.tickets[0].row_bytes) * _pool(spec, loop)
+    return len(batch.tickets) >= most
+
+
+def _own(spec: StageSpec, budget: Budget) -> Budget:
+    return replace(budget, max_rows=min(budget.max_rows, spec.max_rows))
+
+
+def _pool(spec: StageSpec, loop: str) -> int:
+    return spec.pool_rows if loop == "refill" else 1
 
 
 def drive(
@@ -105,14 +118,27 @@ def drive(
     while pending:
         driver.check()
         batch = pending.pop()
-        if len(batch.tickets) > 1 and batch.row_bytes > _allowed_bytes(spec, driver):
-            pending += halves(batch)[::-1]
-        elif batch.row_bytes > driver.memory_left(spec.device):
-            needed, left = batch.row_bytes >> 20, int(driver.memory_left(spec.device)) >> 20
-            message = f"needs about {needed} MiB, and {left} MiB are left"
-            deliver(batch.tickets[0], Failure(code="oom", stage=spec.name, message=message), 0.0)
-        else:
-            pending += _run_batch(spec, stage, batch, items, driver, deliver)[::-1]
+        instead = in_place_of(spec, batch, driver, deliver)
+        if instead is None:
+            instead = _run_batch(spec, stage, batch, items, driver, deliver)
+        pending += instead[::-1]
+
+
+def in_place_of(
+    spec: StageSpec, batch: Batch, driver: Driver, deliver: Deliver
+) -> list[Batch] | None:
+    """What is run in place of a batch that is too large for the memory that is left.
+
+    None: it is not. An item that is too large by itself fails.
+    """
+    left = driver.memory_left(spec.device)
+    if len(batch.tickets) > 1 and batch.row_bytes > _allowed_bytes(spec, driver):
+        return halves(batch)
+    if batch.row_bytes > left:
+        message = f"needs about {batch.row_bytes >> 20} MiB, and {int(left) >> 20} MiB are left"
+        deliver(batch.tickets[0], Failure(code="oom", stage=spec.name, message=message), 0.0)
+        return []
+    return None
 
 
 def _allowed_bytes(spec: StageSpec, driver: Driver) -> float:
@@ -131,42 +157,72 @@ def _run_batch(
     deliver: Deliver,
 ) -> list[Batch]:
     """Run one batch; what is left to do if it failed."""
-    audio_s = sum(t.audio_s for t in batch.tickets)
-    facts: Event = {
-        "stage": spec.name,
-        "items": len(batch.tickets),
-        "valid": batch.valid,
-        "padded": batch.padded,
-        "audio_s": round(audio_s, 3),
-        "estimated_bytes": batch.row_bytes,
-    }
-    ids = list(dict.fromkeys(t.key.request_id for t in batch.tickets))
-    work = Work(stage=spec.name, ids=ids, units=batch.padded, audio_s=audio_s)
-    undelivered = dict.fromkeys(range(len(batch.tickets)))
-    with driver.observer.span("batch", **facts) as event, driver.holding(work):
+    with in_hand(spec, batch, driver) as hand:
         start_s = clock_s()
-        products = _products(spec, stage, batch, items, driver)
+        products = products_of(spec, stage, batch, items, driver)
+        while (made := next_of(products)) is not None:
+            if isinstance(made, Exception):
+                return hand.troubled(made, deliver)
+            hand.made(*made, clock_s() - start_s, deliver)
+    return []
+
+
+class Hand:
+    """A batch in hand: what of it is not delivered yet."""
+
+    def __init__(self, spec: StageSpec, batch: Batch, driver: Driver) -> None:
+        self.spec, self.batch, self.driver = spec, batch, driver
+        self.undelivered = dict.fromkeys(range(len(batch.tickets)))
+        audio_s = sum(t.audio_s for t in batch.tickets)
+        ids = list(dict.fromkeys(t.key.request_id for t in batch.tickets))
+        self.work = Work(stage=spec.name, ids=ids, units=batch.padded, audio_s=audio_s)
+        self.event: Event = {
+            "stage": spec.name,
+            "items": len(batch.tickets),
+            "valid": batch.valid,
+            "padded": batch.padded,
+            "audio_s": round(audio_s, 3),
+            "estimated_bytes": batch.row_bytes,
+        }
+
+    def made(self, i: int, product: Product | Failure, seconds: float, deliver: Deliver) -> None:
+        """Hand a product on, so many seconds after the batch began."""
+        del self.undelivered[i]
+        deliver(self.batch.tickets[i], product, seconds / len(self.batch.tickets))
+
+    def troubled(self, error: Exception, deliver: Deliver) -> list[Batch]:
+        """What an item did to the batch, and what is to be run after it.
+
+        The batch is halved until only the guilty item is left; that one fails.
+        """
+        self.event["error"] = type(error).__name__
+        if is_oom(error):
+            self.event["oom"] = True
+            self.driver.too_much[self.spec.name] = self.batch.row_bytes
+            torch.cuda.empty_cache()
+        rest = Batch(tuple(self.batch.tickets[i] for i in self.undelivered))
+        if len(rest.tickets) > 1:
+            return halves(rest)
+        for ticket in rest.tickets:
+            deliver(ticket, failure_of(self.spec.name, error), 0.0)
+        return []
+
+
+@contextmanager
+def in_hand(spec: StageSpec, batch: Batch, driver: Driver) -> Iterator[Hand]:
+    """A batch on record, under watch and told of for the length of a block."""
+    hand = Hand(spec, batch, driver)
+    with driver.observer.span("batch", **hand.event) as event, driver.holding(hand.work):
+        hand.event = event
         try:
-            while (made := _next(products)) is not None:
-                if isinstance(made, Exception):
-                    event["error"] = type(made).__name__
-                    if is_oom(made):
-                        event["oom"] = True
-                        driver.too_much[spec.name] = batch.row_bytes
-                        torch.cuda.empty_cache()
-                    return _after_trouble(spec, batch, list(undelivered), made, deliver)
-                i, product = made
-                share_s = (clock_s() - start_s) / len(batch.tickets)
-                del undelivered[i]
-                deliver(batch.tickets[i], _sound(spec.name, product), share_s)
+            yield hand
         finally:
             event["peak_rss_bytes"] = peak_rss_bytes()
             if torch.cuda.is_available():
                 event["vram_bytes"] = torch.cuda.max_memory_allocated()
-    return []
 
 
-def _next(
+def next_of(
     products: Iterator[tuple[int, Product | Failure]],
 ) -> tuple[int, Product | Failure] | Exception | None:
     """The next product, what an item did to the batch, or None at the end.
@@ -179,12 +235,26 @@ def _next(
         return error
 
 
+def products_of(
+    spec: StageSpec,
+    stage: Stage,
+    batch: Batch,
+    items: Mapping[ItemKey, Any],
+    driver: Driver,
+    beat: Callable[[], None] | None = None,
+) -> Generator[tuple[int, Product | Failure], None, None]:
+    """(index, product) of each item, as they are done; none of them holds numbers that are none."""
+    for i, product in _products(spec, stage, batch, items, driver, beat or driver.beat):
+        yield i, _sound(spec.name, product)
+
+
 def _products(
     spec: StageSpec,
     stage: Stage,
     batch: Batch,
     items: Mapping[ItemKey, Any],
     driver: Driver,
+    beat: Callable[[], None],
 ) -> Iterator[tuple[int, Product | Failure]]:
     """(index, product) of each item, as they are done. The fillers' products are dropped."""
     keys = [t.key for t in batch.tickets]
@@ -202,7 +272,7 @@ def _products(
         run = plugins.load("loop", driver.loop if stage.refills else "lockstep")
         bent = driver.faults.bent(stage, spec.name, keys, rows)
         slots = step_up(batch.slots, spec.fill_rows)
-        for i, product in run(bent, filled, seeds, policies, slots=slots, beat=driver.beat):
+        for i, product in run(bent, filled, seeds, policies, slots=slots, beat=beat):
             if i < len(rows):
                 yield i, product
 
@@ -240,22 +310,6 @@ def _finite(value: object) -> bool:
     if isinstance(value, Tensor):
         return not value.is_floating_point() or bool(value.isfinite().all())
     return not isinstance(value, float) or math.isfinite(value)
-
-
-def _after_trouble(
-    spec: StageSpec,
-    batch: Batch,
-    undelivered: list[int],
-    error: Exception,
-    deliver: Deliver,
-) -> list[Batch]:
-    """Halve the batch until only the guilty item is left; that one fails."""
-    rest = Batch(tuple(batch.tickets[i] for i in undelivered))
-    if len(rest.tickets) > 1:
-        return halves(rest)
-    for ticket in rest.tickets:
-        deliver(ticket, failure_of(spec.name, error), 0.0)
-    return []
 
 
 def is_oom(error: Exception) -> bool:

@@ -21,8 +21,15 @@ class Work:
     audio_s: float
 
 
+@dataclass(slots=True)
+class _Watch:
+    work: Work
+    limit_s: float
+    beat_s: float
+
+
 class Watchdog:
-    """A thread that looks at what is in hand; `stalled` is called once, from that thread.
+    """A thread that looks at all that is in hand; `stalled` is called once, from that thread.
 
     The estimate is the stage's own measured time per unit; before there is one, the seconds of
     audio. `patience_s` is the least that anything is given.
@@ -32,9 +39,7 @@ class Watchdog:
         self._patience_s = patience_s
         self._stalled = stalled
         self._s_per_unit: dict[str, float] = {}
-        self._work: Work | None = None
-        self._limit_s = 0.0
-        self._beat_s = 0.0
+        self._watches: list[_Watch] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True, name="watchdog")
 
@@ -43,25 +48,29 @@ class Watchdog:
         """Watch a block of work; measures how long its units take."""
         rate = self._s_per_unit.get(work.stage)
         estimate_s = work.audio_s if rate is None else rate * work.units
-        start_s = self._beat_s = clock_s()
-        self._limit_s = max(self._patience_s, TIMES * estimate_s)
-        self._work = work
+        start_s = clock_s()
+        watch = _Watch(work, max(self._patience_s, TIMES * estimate_s), start_s)
+        self._watches = [*self._watches, watch]
         try:
             yield
         finally:
-            self._work = None
+            self._watches = [one for one in self._watches if one is not watch]
             self._s_per_unit[work.stage] = (clock_s() - start_s) / max(1, work.units)
 
-    def beat(self) -> None:
-        """Something moved."""
-        self._beat_s = clock_s()
+    def beat(self, work: Work | None = None) -> None:
+        """Something moved: in that work, or in all of it."""
+        now_s = clock_s()
+        for watch in self._watches:
+            if work is None or watch.work is work:
+                watch.beat_s = now_s
 
     def _look(self) -> None:
         while not self._over.wait(min(1.0, self._patience_s / 4)):
-            work, idle_s = self._work, clock_s() - self._beat_s
-            if work is not None and idle_s > self._limit_s:
-                self._stalled(work, idle_s)
-                return
+            for watch in self._watches:
+                idle_s = clock_s() - watch.beat_s
+                if idle_s > watch.limit_s:
+                    self._stalled(watch.work, idle_s)
+                    return
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -93,7 +93,9 @@ def test_hears_thinks_and_speaks(omni, read, clips, checkpoint, tmp_path):
     assert (out / "results.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("options", [("--loop", "refill"), ("--batch-size", "4")])
+@pytest.mark.parametrize(
+    "options", [("--loop", "refill", "--schedule", "overlap"), ("--batch-size", "4")]
+)
 def test_loops_and_batches_change_nothing(omni, read, clips, checkpoint, tmp_path, options):
     for n in range(5):
         shutil.copy(clips / "delivery.flac", clips / f"more-{n}.flac")
