@@ -199,7 +199,6 @@ class Codes:
 
     codes: Tensor  # [T, K] int64
     finish_reason: str  # "stop", "length" (the cap that its text allows) or "loop"
-    part: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

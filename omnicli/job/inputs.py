@@ -182,19 +182,25 @@ def budget_of(config: RunConfig) -> Budget:
     return Budget(max_rows=config.limits.max_rows, max_bytes=config.limits.batch_bytes)
 
 
-def waves(due: Iterable[Due], limits: Limits) -> Iterator[list[Due]]:
-    """Cut what is due into waves of so many items or so many claimed seconds."""
-    wave_s = 0.0
+def waves(
+    due: Iterable[Due], limits: Limits, growth: Callable[[], float] = lambda: 1.0
+) -> Iterator[list[Due]]:
+    """Cut what is due into waves of so many items or so many claimed seconds.
+
+    `growth` is asked all the time: waves become so many times larger.
+    """
+    items, wave_s = 0, 0.0
 
     def full(one: Due) -> bool:
-        nonlocal wave_s
+        nonlocal items, wave_s
+        items += 1
         if not one.crashes:  # it is alone anyway, and its header may be what is deadly
             wave_s += claimed_s(one.request) or 0.0
-        return wave_s >= limits.wave_s
+        return wave_s >= growth() * limits.wave_s or items >= growth() * limits.wave_items
 
-    for wave in pages(due, limits.wave_items, full):
+    for wave in pages(due, sys.maxsize, full):
         yield wave
-        wave_s = 0.0
+        items, wave_s = 0, 0.0
 
 
 def pages(

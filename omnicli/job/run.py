@@ -59,6 +59,7 @@ MAX_IDS = 100  # that an event names
 PROBED_TOGETHER = 64
 MAX_PENDING = 10_000  # files that are asked for their time
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+LOADING_SHARE, MAX_GROWTH = 0.1, 8.0  # of a wave's time; of waves, when loading takes more
 KEEP_OPEN_SHARE = 0.25  # of memory: weights that stay loaded between waves
 TEXT_BYTES, SPOKEN_BYTES = 16 << 10, 512 << 10  # that a result takes, for the estimate of space
 
@@ -251,6 +252,7 @@ class Job:
         self.most_failures = self._most_failures()
         self.due: dict[str, Due] = {}  # the wave's
         self.worked_on = self.failed = 0
+        self.growth = 1.0  # of waves
 
     def run(self) -> None:
         """All waves; what no time is left for is deferred."""
@@ -265,7 +267,9 @@ class Job:
                 for wave in self._waves():
                     self.check()
                     members = [self._member(due) for due in wave]
+                    begun_s, loaded_s = clock_s(), openings.loading_s
                     handover(members, self.family.stages, self.driver, self, openings)
+                    self._grow(clock_s() - begun_s, openings.loading_s - loaded_s, keep=keep)
         except TimeUpError as error:
             self._warn(str(error))
             for due in self.store.not_attempted():
@@ -284,6 +288,11 @@ class Job:
                 hint="the same command tries them again; if they stay, please report it",
             )
 
+    def _grow(self, wave_s: float, loading_s: float, *, keep: bool) -> None:
+        """Larger waves where weights are loaded for each of them, and that takes long."""
+        if not keep and loading_s > LOADING_SHARE * wave_s:
+            self.growth = min(MAX_GROWTH, 2 * self.growth)
+
     def check(self) -> None:
         """Between batches: whether the run is to go on."""
         self.host.check()
@@ -299,7 +308,7 @@ class Job:
 
     def _waves(self) -> Iterator[list[Due]]:
         due = self.store.due(self.settings, self.versions, self.config.resume)
-        for wave in waves(self._probed(due), self.config.limits):
+        for wave in waves(self._probed(due), self.config.limits, lambda: self.growth):
             self.due = {due.request.request_id: due for due in wave}
             self.decoder.digests.clear()
             self._check_space(wave)

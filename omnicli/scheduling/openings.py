@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 
 from omnicli.execution.stage import Stage, StageSpec
+from omnicli.observe import clock_s
 from omnicli.scheduling.drive import Driver, check_room
 
 
@@ -10,7 +11,8 @@ class Openings:
     """Stages that are open. Kept open between waves, or closed after each turn."""
 
     def __init__(self, *, keep: bool) -> None:
-        self._keep = keep
+        self.keep = keep
+        self.loading_s = 0.0  # that all loading took
         self._stack = ExitStack()
         self._open: dict[str, Stage] = {}
 
@@ -19,13 +21,15 @@ class Openings:
         assert spec.open is not None, f"{spec.name} has items but nothing to run them"
         if spec.name not in self._open:
             check_room(spec, driver)
+            begun_s = clock_s()
             with driver.observer.span("load", stage=spec.name):
                 self._open[spec.name] = self._stack.enter_context(spec.open())
+            self.loading_s += clock_s() - begun_s
         return self._open[spec.name]
 
     def leave(self) -> None:
         """A turn is over."""
-        if not self._keep:
+        if not self.keep:
             self.close()
 
     def close(self) -> None:

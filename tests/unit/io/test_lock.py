@@ -132,6 +132,7 @@ def test_it_is_free_when_the_holder_has_failed(path, network):
         (mine(started="1"), 0, False),  # the number was given to another process
         (mine(), 10_000, True),
     ],
+    ids=range(11),  # not the number of this process
 )
 def test_who_counts_as_alive(path, lease, process, age_s, is_alive):
     leave(lease, process, age_s)
