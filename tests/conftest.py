@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 import soundfile
 import torch
+from hypothesis import settings
 from torchaudio.functional import resample
 
 from omnicli import models
 from omnicli.models import folders, wheels
+
+settings.register_profile("shared machines", deadline=None)
+settings.load_profile("shared machines")
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,8 @@ _USUAL = {
     "end": "info",
     "stage": "info",
     "load": "debug",
+    "queue": "debug",
+    "worker": "debug",
     "batch": "debug",
     "item": "debug",
     "warning": "warning",

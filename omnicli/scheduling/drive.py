@@ -280,7 +280,7 @@ def _products(
 def check_room(spec: StageSpec, driver: Driver) -> None:
     """RunError if a stage's weights cannot fit where it computes."""
     left = driver.memory_left(spec.device)
-    if spec.weights_bytes > left:
+    if spec.weights_bytes and spec.weights_bytes > left:
         where = f" on {spec.device}" if spec.device else ""
         raise RunError(
             f"the weights of {spec.name} need {spec.weights_bytes / 2**30:.2f} GiB{where}, "
