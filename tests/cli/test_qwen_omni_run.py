@@ -18,6 +18,8 @@ import soundfile
 import torch
 from safetensors.torch import load_file, save_file
 
+from omnicli.execution import omni as thinking
+
 FAMILIES = ("qwen2_5_omni", "qwen3_omni")
 SAME = (
     *("status", "error", "warnings", "pred_text", "segments", "response_text", "response_kind"),
@@ -214,11 +216,12 @@ def test_options_that_are_not_for_it(omni, clips, checkpoint, tmp_path):
     assert ran.code == 3
 
 
-def test_too_little_memory_is_told_with_the_bytes(omni, clips, checkpoint, tmp_path):
-    ran = run(omni, clips, checkpoint, tmp_path / "out", "--max-memory", "1")
+def test_too_little_memory_is_told_with_the_bytes(omni, clips, checkpoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(thinking, "weight_bytes", lambda *given: 3 << 50)
+    ran = run(omni, clips, checkpoint, tmp_path / "out")
     assert ran.code == 1
-    assert "GiB" in ran.err
-    assert "are left" in ran.err
+    assert "the weights of encode need 3145728.00 GiB" in ran.err
+    assert "--place" in ran.err
 
 
 # -- checkpoints that are not whole
